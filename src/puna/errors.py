@@ -1,0 +1,83 @@
+"""Every error Puna raises on purpose.
+
+PunaError
+├── BadRequest             the caller sent something that cannot work; the message says what
+│   ├── ContextOverflow    the prompt does not fit the context and may not be truncated
+│   └── InvalidName        a model name outside the grammar
+├── NotFound               a model, blob or file that is not there
+├── FileFormatError        a GGUF file, manifest or Modelfile is malformed; the message names key or tensor and offset
+│   └── MissingTensors     the file lacks tensors its architecture needs
+├── UnsupportedModel       the file is sound, but no engine here runs it
+├── LoadError              a model could not be loaded
+│   └── OutOfMemory        it did not fit; carries what was asked for
+├── RunnerDied             the runner's process ended or broke its stream
+├── Overloaded             the queue is full; try again
+├── SourceError            a registry, package index or hub answered with a failure
+└── NativeLibraryError     the tensor library is missing, of an untested version, or broken on this CPU
+
+Each message is written for the person who sees it in the terminal or in an HTTP answer.
+"""
+
+from __future__ import annotations
+
+
+class PunaError(Exception):
+    """Root of the tree; ``str(error)`` is fit to be shown to a user."""
+
+
+class BadRequest(PunaError):
+    pass
+
+
+class ContextOverflow(BadRequest):
+    def __init__(self, n_tokens: int, n_ctx: int) -> None:
+        super().__init__(f"the input length exceeds the context length ({n_tokens} tokens, context {n_ctx})")
+        self.n_tokens = n_tokens
+        self.n_ctx = n_ctx
+
+
+class InvalidName(BadRequest):
+    pass
+
+
+class NotFound(PunaError):
+    pass
+
+
+class FileFormatError(PunaError):
+    pass
+
+
+class MissingTensors(FileFormatError):
+    def __init__(self, names: list[str]) -> None:
+        shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+        super().__init__(f"{len(names)} tensor{'s' if len(names) > 1 else ''} missing from the file: {shown}")
+        self.names = names
+
+
+class UnsupportedModel(PunaError):
+    pass
+
+
+class LoadError(PunaError):
+    pass
+
+
+class OutOfMemory(LoadError):
+    pass
+
+
+class RunnerDied(PunaError):
+    pass
+
+
+class Overloaded(PunaError):
+    pass
+
+
+class SourceError(PunaError):
+    pass
+
+
+class NativeLibraryError(PunaError):
+    pass

@@ -1,0 +1,168 @@
+"""One table of environment settings: name, type, default, help.
+
+Values are trimmed of spaces and quotes. A value that cannot be used is reported once as a warning that names the
+variable, the value and the default used instead; it never stops the program.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+FOREVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens, or where a client finds it."""
+
+    scheme: str = "http"
+    host: str = "127.0.0.1"
+    port: int = 11434
+    path: str = ""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+    @property
+    def client_url(self) -> str:
+        """The URL to connect to: a server that listens on all interfaces is reached over loopback."""
+        if self.host in ("0.0.0.0", "::"):
+            loopback = "127.0.0.1" if self.host == "0.0.0.0" else "::1"
+            return Address(self.scheme, loopback, self.port, self.path).url
+        return self.url
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def parse_address(text: str) -> Address:
+    """``[scheme://]host[:port][/path]`` as Ollama reads OLLAMA_HOST.
+
+    Errors: ValueError when the port is not a number in 0..65535.
+    """
+    scheme, found, rest = text.partition("://")
+    if not found:
+        scheme, rest, default_port = "http", text, 11434
+    else:
+        default_port = 443 if scheme == "https" else 80
+    location, _, path = rest.partition("/")
+    match = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", location)
+    if match:
+        host, port = match.group(1), match.group(2)
+    elif location.count(":") == 1:
+        host, _, port = location.partition(":")
+        if not host:
+            host = "0.0.0.0"
+    else:
+        host, port = location, None
+    if port is None or port == "":
+        number = default_port
+    else:
+        number = int(port)
+        if not 0 <= number <= 65535:
+            raise ValueError(f"port {number} is out of range")
+    return Address(scheme, host or "127.0.0.1", number, "/" + path.strip("/") if path.strip("/") else "")
+
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str) -> float:
+    """Go's duration syntax (``1h30m``, ``300ms``, ``-1m``, ``0``) in seconds; anything negative means forever.
+
+    Errors: ValueError with Go's wording.
+    """
+    body = text.lstrip("+-")
+    if body == "0":
+        return 0.0
+    parts = re.findall(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)", body)
+    if not parts or "".join(n + u for n, u in parts) != body:
+        if re.fullmatch(r"\d+\.?\d*", body):
+            raise ValueError(f'time: missing unit in duration "{text}"')
+        raise ValueError(f'time: invalid duration "{text}"')
+    seconds = sum(float(n) * _UNITS[u] for n, u in parts)
+    return FOREVER if text.startswith("-") and seconds > 0 else seconds
+
+
+def _keep_alive(text: str) -> float:
+    try:
+        seconds = float(int(text))
+    except ValueError:
+        return parse_duration(text)
+    return FOREVER if seconds < 0 else seconds
+
+
+def _timeout(text: str) -> float:
+    seconds = _keep_alive(text)
+    return seconds if seconds > 0 else FOREVER
+
+
+def _boolean(text: str) -> bool:
+    return text not in ("0", "f", "F", "false", "FALSE", "False")
+
+
+def _unsigned(text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise ValueError("not an unsigned number")
+    return int(text)
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _setting(name: str, parse: Callable[[str], Any], default: Any, help_text: str) -> Any:
+    meta = {"env": name, "parse": parse, "help": help_text}
+    if callable(default):
+        return field(default_factory=default, metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class Settings:
+    host: Address = _setting("OLLAMA_HOST", parse_address, Address(), "address to listen on, and where clients connect")
+    models: Path = _setting("OLLAMA_MODELS", _path, lambda: Path.home() / ".ollama" / "models", "where models are stored")
+    keep_alive: float = _setting("OLLAMA_KEEP_ALIVE", _keep_alive, 300.0, "how long an idle model stays loaded")
+    load_timeout: float = _setting("OLLAMA_LOAD_TIMEOUT", _timeout, 300.0, "how long a load may go without progress")
+    max_loaded_models: int = _setting("OLLAMA_MAX_LOADED_MODELS", _unsigned, 0, "models loaded at once (0: 3 per device)")
+    num_parallel: int = _setting("OLLAMA_NUM_PARALLEL", _unsigned, 0, "requests computed at once per model (0: automatic)")
+    max_queue: int = _setting("OLLAMA_MAX_QUEUE", _unsigned, 512, "requests that may wait before new ones get 503")
+    context_length: int = _setting("OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context length (0: 4096)")
+    kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
+    origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
+    no_history: bool = _setting("OLLAMA_NOHISTORY", _boolean, False, "keep no history of the interactive prompt")
+    debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read every setting from the environment (or from *environ*)."""
+    source = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for item in fields(Settings):
+        text = source.get(item.metadata["env"], "").strip().strip("\"'").strip()
+        if not text:
+            continue
+        try:
+            values[item.name] = item.metadata["parse"](text)
+        except ValueError as error:
+            log.warning("%s=%r is not usable (%s), using the default", item.metadata["env"], text, error)
+    return Settings(**values)

@@ -1,0 +1,192 @@
+"""Messages between the server and a runner: JSON over HTTP on loopback.
+
+Knows nothing of HTTP, models or the public APIs. Everything is frozen, typed and checked on arrival:
+``decode(CompletionRequest, body)`` raises BadRequest naming the field that is wrong.
+
+Endpoints of a runner (all but /health and /metrics are POST):
+
+=============  ====================  =========================================================
+/health        –                     Health
+/load          LoadRequest           LoadReply
+/completion    CompletionRequest     lines of Piece, then exactly one Done or Failed
+/tokenize      TokenizeRequest       Tokens
+/detokenize    Tokens                Text
+=============  ====================  =========================================================
+
+Durations are integer nanoseconds, sizes are bytes, positions and counts are tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from puna.errors import BadRequest
+
+M = TypeVar("M")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of all messages."""
+
+
+class SamplingOptions(Message):
+    """How the next token is chosen; the defaults are Ollama's (spec of August 2026)."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.9
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = -1
+
+
+class CompletionRequest(Message):
+    prompt: str = ""
+    context: list[int] = []  # tokens that precede the prompt (the deprecated memory of /api/generate)
+    sampling: SamplingOptions = SamplingOptions()
+    n_predict: int = -1  # new tokens at most; below zero: until the context is full
+    n_keep: int = 4  # tokens kept at the front when the prompt is truncated; below zero: all
+    stop: list[str] = []
+    ignore_eos: bool = False
+    truncate: bool = True  # False: a prompt that is too long is an error
+    shift: bool = True
+    return_tokens: bool = False  # Done.tokens carries prompt and answer
+    request_id: str = ""
+
+
+class Piece(Message, tag_field="type", tag="piece"):
+    """Some text of the answer: whole characters, never part of a stop sequence."""
+
+    content: str
+
+
+class Done(Message, tag_field="type", tag="done"):
+    reason: Literal["stop", "length", "cancelled"]
+    prompt_eval_count: int  # tokens of the prompt after truncation, cached ones included
+    cached_count: int  # those of them that were not computed again
+    prompt_eval_duration: int
+    eval_count: int  # generated tokens, the end-of-generation token included
+    eval_duration: int
+    tokens: list[int] = []
+
+
+class Failed(Message, tag_field="type", tag="failed"):
+    """The request ended in an error; status is the HTTP status the client should see."""
+
+    error: str
+    status: int = 500
+
+
+CompletionReply = Piece | Done | Failed
+
+
+class TokenizeRequest(Message):
+    content: str
+    add_special: bool = True
+
+
+class Tokens(Message):
+    tokens: list[int]
+
+
+class Text(Message):
+    content: str
+
+
+class DeviceLayers(Message):
+    """Layers [begin, end) of the model live on this device; the output counts as layer n_layers."""
+
+    device: str
+    begin: int
+    end: int
+
+
+class LoadOptions(Message):
+    """What fixes a runner's memory; a change means loading again."""
+
+    n_ctx: int = 4096  # tokens one sequence may hold
+    n_parallel: int = 4  # sequences that may be computed at once; the pool holds n_ctx * n_parallel tokens
+    n_batch: int = 512  # tokens in one step at most
+    n_threads: int = 0  # 0: physical cores
+    kv_cache_type: Literal["f16", "q8_0", "q4_0"] = "f16"
+    use_mmap: bool = True
+    gpu_layers: list[DeviceLayers] = []
+
+
+class LoadRequest(Message):
+    """fit measures and allocates nothing; alloc allocates; commit reads the weights (poll /health); close frees."""
+
+    operation: Literal["fit", "alloc", "commit", "close"] = "commit"
+    options: LoadOptions = LoadOptions()
+
+
+class DeviceMemory(Message):
+    """Bytes on one device. Lists are per layer, the last entry is the output layer."""
+
+    device: str
+    weights: list[int]
+    cache: list[int]
+    graph: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.weights) + sum(self.cache) + self.graph
+
+
+class MemoryReport(Message):
+    devices: list[DeviceMemory]
+    input_weights: int  # host memory of tensors that stay there: token embeddings and the like
+    mapped: int = 0  # of the weights above, bytes that are pages of the model file
+
+    @property
+    def total(self) -> int:
+        return self.input_weights + sum(d.total for d in self.devices)
+
+
+class LoadReply(Message):
+    success: bool
+    memory: MemoryReport | None = None
+    error: str = ""
+    n_ctx: int = 0  # after clamping to what the model was trained for
+    engine: str = ""  # "puna" or "compat"
+
+
+class Health(Message):
+    status: Literal["launched", "loading", "ready", "error"]
+    progress: float = 0.0  # of the weights, 0 to 1
+    error: str = ""
+    active: int = 0  # requests being computed
+    waiting: int = 0
+    steps: int = 0  # engine steps so far: a runner with active requests and no new steps is stuck
+
+
+def encode(message: Message) -> bytes:
+    return msgspec.json.encode(message)
+
+
+def decode(kind: type[M], body: bytes | str) -> M:
+    """Parse and check a message.
+
+    Errors: BadRequest with the path of the field that is wrong.
+    """
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(str(error)) from error
+
+
+_reply_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(CompletionReply)
+
+
+def decode_reply(line: bytes | str) -> CompletionReply:
+    try:
+        reply: CompletionReply = _reply_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(str(error)) from error
+    return reply
