@@ -1,0 +1,284 @@
+"""Tiny random-weight models of the llama architecture with a real small vocabulary, for parity tests against libllama.
+
+The vocabulary is a byte-level BPE (``tokenizer.ggml.model`` gpt2) or a SentencePiece one (llama), trained here on a few
+sentences, with the control tokens of ChatML. Weights are scaled so that hidden states keep unit size through the layers
+and logits have a standard deviation of about 3: greedy choices are no ties.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from puna.gguf.types import TensorType, ValueType
+from puna.gguf.writer import GGUFWriter
+
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types as GGUF numbers them
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+CORPUS = (
+    "the quick brown fox jumps over the lazy dog and then the dog sleeps in the sun while the fox runs to the river "
+    "hello world this is a small model that answers questions about the weather and the sea once upon a time there was "
+    "a little girl who liked to read books and she said that reading is the best thing in the whole world you are a "
+    "helpful assistant why is the sky blue because the air scatters blue light more than red light one two three four "
+    "five six seven eight nine ten The answer is that I do not know but there are many things to learn What is it "
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    model: str
+    pre: str
+    tokens: list[bytes]
+    kinds: list[int]
+    scores: list[float] = field(default_factory=list)
+    merges: list[bytes] = field(default_factory=list)
+    specials: dict[str, int] = field(default_factory=dict)  # by role: bos, eos, eot, unknown, padding
+    add_bos: bool = True
+    add_space_prefix: bool = True
+
+    def add_to(self, writer: GGUFWriter) -> None:
+        writer.add("tokenizer.ggml.model", self.model)
+        writer.add("tokenizer.ggml.pre", self.pre)
+        writer.add("tokenizer.ggml.tokens", self.tokens)
+        writer.add("tokenizer.ggml.token_type", self.kinds, element=ValueType.INT32)
+        if self.scores:
+            writer.add("tokenizer.ggml.scores", self.scores)
+        if self.merges:
+            writer.add("tokenizer.ggml.merges", self.merges)
+        for role, token in self.specials.items():
+            writer.add(f"tokenizer.ggml.{role}_token_id", token, ValueType.UINT32)
+        writer.add("tokenizer.ggml.add_bos_token", self.add_bos)
+        if self.model == "llama":
+            writer.add("tokenizer.ggml.add_space_prefix", self.add_space_prefix)
+
+
+def byte_characters() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE vocabularies."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
+
+
+def _train_merges(words: Sequence[tuple[str, ...]], n_merges: int) -> list[tuple[str, str]]:
+    """The most frequent adjacent pairs, merged one after the other; ties fall to the smaller pair."""
+    counts = Counter(words)
+    merges: list[tuple[str, str]] = []
+    for _ in range(n_merges):
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in counts.items():
+            for pair in itertools.pairwise(word):
+                pairs[pair] += count
+        if not pairs:
+            break
+        best = max(sorted(pairs), key=lambda pair: pairs[pair])
+        merges.append(best)
+        merged: Counter[tuple[str, ...]] = Counter()
+        for word, count in counts.items():
+            merged[_apply(word, best)] += count
+        counts = merged
+    return merges
+
+
+def _apply(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    out: list[str] = []
+    position = 0
+    while position < len(word):
+        if word[position : position + 2] == pair:
+            out.append(pair[0] + pair[1])
+            position += 2
+        else:
+            out.append(word[position])
+            position += 1
+    return tuple(out)
+
+
+@functools.cache
+def bpe_vocabulary(pre: str = "llama-bpe", n_merges: int = 120) -> Vocabulary:
+    """256 byte tokens, merges of them, then the control tokens."""
+    characters = byte_characters()
+    words = [tuple(characters[byte] for byte in f" {word}".encode()) for word in CORPUS.split()]
+    merges = _train_merges(words, n_merges)
+    tokens = characters + list(dict.fromkeys(a + b for a, b in merges))
+    controls = ["<|endoftext|>", "<|begin|>", "<|im_start|>", "<|im_end|>"]
+    first = len(tokens)
+    return Vocabulary(
+        model="gpt2",
+        pre=pre,
+        tokens=[token.encode() for token in tokens + controls],
+        kinds=[NORMAL] * len(tokens) + [CONTROL] * len(controls),
+        merges=[f"{a} {b}".encode() for a, b in merges],
+        specials={"bos": first + 1, "eos": first + 3, "eot": first + 3, "padding": first},
+    )
+
+
+@functools.cache
+def spm_vocabulary(pre: str = "default", n_merges: int = 120) -> Vocabulary:
+    """``<unk> <s> </s>``, 256 byte tokens, the characters of the corpus, merged pieces, then the control tokens."""
+    words = [tuple("▁" + word) for word in CORPUS.split()]
+    pieces = list(dict.fromkeys(a + b for a, b in _train_merges(words, n_merges)))
+    characters = sorted({character for word in words for character in word} | set(".,!?'\""))
+    specials = ["<unk>", "<s>", "</s>"]
+    controls = ["<|im_start|>", "<|im_end|>"]
+    tokens = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *characters, *controls]
+    kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(pieces) + len(characters)) + [CONTROL] * len(controls)
+    n_scored = len(pieces) + len(characters)
+    scores = [0.0] * 259 + [-float(rank) for rank in range(n_scored)] + [0.0] * len(controls)
+    return Vocabulary(
+        model="llama",
+        pre=pre,
+        tokens=[token.encode() for token in tokens],
+        kinds=kinds,
+        scores=scores,
+        specials={"bos": 1, "eos": 2, "unknown": 0, "eot": len(tokens) - 1},
+    )
+
+
+@functools.cache
+def _ggml_base() -> ctypes.CDLL:
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0]) / "lib"
+    path = next(folder / name for name in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll") if (folder / name).exists())
+    library = ctypes.CDLL(str(path))
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+    ]
+    return library
+
+
+def quantize(values: np.ndarray[Any, Any], kind: TensorType) -> np.ndarray[Any, Any]:
+    """Encode the rows of a matrix with ggml's own quantiser; returns the bytes."""
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    n_rows, n_columns = values.size // values.shape[-1], values.shape[-1]
+    out = np.zeros(kind.n_bytes(values.size), dtype=np.uint8)
+    written = _ggml_base().ggml_quantize_chunk(kind, values.ctypes.data, out.ctypes.data, 0, n_rows, n_columns, None)
+    assert written == out.size
+    return out
+
+
+class RandomWeights:
+    """Draws tensors and adds them to a file; matrices in *kind*, vectors always in F32."""
+
+    def __init__(self, writer: GGUFWriter, seed: int, kind: TensorType) -> None:
+        self.writer = writer
+        self.random = np.random.default_rng(seed)
+        self.kind = kind
+
+    def matrix(self, name: str, n_out: int, n_in: int, std: float | None = None) -> None:
+        """A matrix whose product with unit-sized input has unit-sized output, unless *std* says otherwise."""
+        values = self.random.standard_normal((n_out, n_in), dtype=np.float32) * np.float32(std or 1 / math.sqrt(n_in))
+        self.writer.add_raw_tensor(name, (n_in, n_out), self.kind, quantize(values, self.kind))
+
+    def norm(self, name: str, n: int, *, random_signs: bool = False) -> None:
+        values = 1 + 0.1 * self.random.standard_normal(n)
+        if random_signs:
+            values *= self.random.choice([-1.0, 1.0], n)
+        self.writer.add_tensor(name, values.astype(np.float32))
+
+    def bias(self, name: str, n: int) -> None:
+        self.writer.add_tensor(name, (0.2 * self.random.standard_normal(n)).astype(np.float32))
+
+
+def write_llama(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    n_layers: int = 2,
+    n_embd: int = 256,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    n_ff: int = 512,
+    n_ctx: int = 2048,
+    tied: bool = False,
+    biases: bool = False,
+    rope_freqs: bool = False,
+    rope_base: float = 10000.0,
+    rope_scaling: Literal["linear", "yarn"] | None = None,
+    rope_factor: float = 4.0,
+    dtype: str = "f32",
+    chat_template: str | None = CHATML,
+    vocab: Literal["bpe", "spm"] = "bpe",
+    pre: str | None = None,
+    logits_std: float = 3.0,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """Write a model and return its path.
+
+    *dtype* is any tensor type by name (``f32``, ``f16``, ``q8_0``, ``q4_K``, ...); K-quants need *n_embd* and *n_ff* to be
+    multiples of 256. *metadata* adds keys or replaces none: a key that is there already is an error.
+    """
+    vocabulary = bpe_vocabulary(pre or "llama-bpe") if vocab == "bpe" else spm_vocabulary(pre or "default")
+    writer = GGUFWriter("llama")
+    head_dim = n_embd // n_heads
+    writer.add("general.name", f"tiny llama {dtype} seed {seed}")
+    numbers: dict[str, int] = {
+        "vocab_size": len(vocabulary.tokens),
+        "context_length": n_ctx,
+        "embedding_length": n_embd,
+        "block_count": n_layers,
+        "feed_forward_length": n_ff,
+        "attention.head_count": n_heads,
+        "attention.head_count_kv": n_kv_heads,
+        "rope.dimension_count": head_dim,
+    }
+    for key, value in numbers.items():
+        writer.add(f"llama.{key}", value)
+    writer.add("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add("llama.rope.freq_base", rope_base)
+    if rope_scaling is not None:
+        writer.add("llama.rope.scaling.type", rope_scaling)
+        writer.add("llama.rope.scaling.factor", rope_factor)
+        writer.add("llama.rope.scaling.original_context_length", max(1, int(n_ctx / rope_factor)))
+    vocabulary.add_to(writer)
+    if chat_template is not None:
+        writer.add("tokenizer.chat_template", chat_template)
+    for key, value in (metadata or {}).items():
+        writer.add(key, value)
+
+    weights = RandomWeights(writer, seed, TensorType.from_name(dtype))
+    n_vocab, kv_dim = len(vocabulary.tokens), head_dim * n_kv_heads
+    weights.matrix("token_embd.weight", n_vocab, n_embd, std=logits_std / math.sqrt(n_embd))
+    for layer in range(n_layers):
+        prefix = f"blk.{layer}"
+        weights.norm(f"{prefix}.attn_norm.weight", n_embd)
+        for name, n_out in (("attn_q", n_embd), ("attn_k", kv_dim), ("attn_v", kv_dim), ("attn_output", n_embd)):
+            gain = 2.0 if name == "attn_output" else 1.0  # attention averages unit-sized values into smaller ones
+            weights.matrix(f"{prefix}.{name}.weight", n_out, n_embd, std=gain / math.sqrt(n_embd))
+            if biases:
+                weights.bias(f"{prefix}.{name}.bias", n_out)
+        weights.norm(f"{prefix}.ffn_norm.weight", n_embd)
+        weights.matrix(f"{prefix}.ffn_gate.weight", n_ff, n_embd)
+        weights.matrix(f"{prefix}.ffn_up.weight", n_ff, n_embd)
+        weights.matrix(f"{prefix}.ffn_down.weight", n_embd, n_ff, std=3 / math.sqrt(n_ff))
+    # A tied head would mostly repeat the last token, whose embedding is still in the residual; random signs undo that.
+    weights.norm("output_norm.weight", n_embd, random_signs=tied)
+    if not tied:
+        weights.matrix("output.weight", n_vocab, n_embd, std=logits_std / math.sqrt(n_embd))
+    if rope_freqs:
+        factors = np.linspace(1.0, 8.0, head_dim // 2, dtype=np.float32)
+        writer.add_tensor("rope_freqs.weight", factors)
+    writer.write(path)
+    return Path(path)
