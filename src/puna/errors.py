@@ -13,6 +13,7 @@ PunaError
 ├── RunnerDied             the runner's process ended or broke its stream
 ├── Overloaded             the queue is full; try again
 ├── SourceError            a registry, package index or hub answered with a failure
+├── ServerUnreachable      the command line found no server, or lost it in the middle of a reply
 └── NativeLibraryError     the tensor library is missing, of an untested version, or broken on this CPU
 
 Each message is written for the person who sees it in the terminal or in an HTTP answer.
@@ -76,6 +77,10 @@ class Overloaded(PunaError):
 
 
 class SourceError(PunaError):
+    pass
+
+
+class ServerUnreachable(PunaError):
     pass
 
 

@@ -1,0 +1,52 @@
+"""What is needed to write to a terminal safely: whether there is one, its width, widths of characters, harmless text.
+
+Models, registries and licences are not trusted with escape sequences: text on its way to a terminal goes through
+``printable``. Text on its way into a pipe or file is left as it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TextIO
+
+_DEFAULT_COLUMNS = 80
+_FIRST_WIDE = 0x300  # below it every printable character takes one column
+_DELETE = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])  # C0 and C1 but tab and newline
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def columns() -> int:
+    return shutil.get_terminal_size((_DEFAULT_COLUMNS, 24)).columns
+
+
+def printable(text: str) -> str:
+    """*text* without the control characters that move cursors, set titles or recolour what follows."""
+    return text.translate(_DELETE)
+
+
+def char_width(char: str) -> int:
+    """Columns that one character takes: 0 for combining marks, 2 for most of East Asia's and emoji, else 1."""
+    if ord(char) < _FIRST_WIDE:
+        return 1
+    from rich.cells import cell_len  # its tables take a while to import, and most text never gets here
+
+    return cell_len(char)
+
+
+def text_width(text: str) -> int:
+    return len(text) if text.isascii() else sum(map(char_width, text))
+
+
+def accept_all_text() -> None:
+    """Let standard output and error take any text: what their encoding lacks becomes a question mark, not an exception."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def safe(text: str, stream: TextIO) -> str:
+    return printable(text) if is_terminal(stream) else text
