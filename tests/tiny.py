@@ -149,7 +149,7 @@ def spm_vocabulary(pre: str = "default", n_merges: int = 120) -> Vocabulary:
 
 
 @functools.cache
-def _ggml_base() -> ctypes.CDLL:
+def ggml_base() -> ctypes.CDLL:
     spec = importlib.util.find_spec("llama_cpp")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -174,7 +174,7 @@ def quantize(values: np.ndarray[Any, Any], kind: TensorType) -> np.ndarray[Any, 
     values = np.ascontiguousarray(values, dtype=np.float32)
     n_rows, n_columns = values.size // values.shape[-1], values.shape[-1]
     out = np.zeros(kind.n_bytes(values.size), dtype=np.uint8)
-    written = _ggml_base().ggml_quantize_chunk(kind, values.ctypes.data, out.ctypes.data, 0, n_rows, n_columns, None)
+    written = ggml_base().ggml_quantize_chunk(kind, values.ctypes.data, out.ctypes.data, 0, n_rows, n_columns, None)
     assert written == out.size
     return out
 

@@ -17,6 +17,7 @@ from puna.gguf.types import SCALARS, TensorType, ValueType
 
 VERSION = 3
 DEFAULT_ALIGNMENT = 32
+ALIGNMENT_KEY = "general.alignment"
 MAX_NAME_BYTES = 63  # ggml keeps names in 64 bytes, the terminator included
 
 Data = bytes | bytearray | memoryview | np.ndarray[Any, Any]
@@ -53,15 +54,18 @@ class GGUFWriter:
         if architecture is not None:
             self.add("general.architecture", architecture)
         if alignment != DEFAULT_ALIGNMENT:
-            self.add("general.alignment", alignment, ValueType.UINT32)
+            self._values[ALIGNMENT_KEY] = struct.pack("<I", ValueType.UINT32) + _scalar(alignment, ValueType.UINT32)
 
     def add(self, key: str, value: Any, kind: ValueType | None = None, element: ValueType | None = None) -> None:
         """Add one metadata value; types that are not given follow from the value.
 
         An int becomes UINT32 where it fits, else INT32 or 64 bits; a float FLOAT32; a sequence or numpy array an array
         whose *element* type follows from its items.
-        Errors: ValueError for a duplicate key, a value that does not fit its type, or an empty array without *element*.
+        Errors: ValueError for a duplicate key, the alignment (it is the writer's own), a value that does not fit its
+        type, or an empty array without *element*.
         """
+        if key == ALIGNMENT_KEY:
+            raise ValueError(f"{key} is given to the writer when it is made, because it decides where tensors lie")
         if key in self._values:
             raise ValueError(f"key {key!r} was added before")
         if kind is None:
@@ -181,6 +185,10 @@ def _infer_element(items: Sequence[Any]) -> ValueType:
 def _scalar(value: Any, kind: ValueType) -> bytes:
     if kind is ValueType.STRING:
         return _string(value)
+    if kind is ValueType.BOOL:
+        if value not in (0, 1):
+            raise ValueError(f"{value!r} does not fit BOOL")
+        return bytes([bool(value)])
     try:
         return SCALARS[kind].pack(value)
     except (struct.error, OverflowError) as error:

@@ -1,0 +1,54 @@
+"""libllama loads and runs the tiny models, their vocabulary round-trips, and their greedy choices are no ties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from tests.tiny import write_llama
+
+PROMPT = "<|im_start|>user\nWhat is the answer to the Question of 42 naïve foxes? 🦊<|im_end|>\n".encode()
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sentencepiece": {"vocab": "spm"},
+    "pre gpt-2, tied": {"pre": "gpt-2", "tied": True},
+    "f16, biases": {"dtype": "f16", "biases": True},
+    "q8_0, linear": {"dtype": "q8_0", "rope_scaling": "linear"},
+    "q4_K, yarn, tied": {"dtype": "q4_K", "rope_scaling": "yarn", "tied": True},
+    "q4_0, frequencies": {"dtype": "q4_0", "rope_freqs": True, "n_layers": 3, "n_heads": 8, "n_kv_heads": 8},
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_libllama_runs_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", **options)
+    model = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False)
+    try:
+        tokens = model.tokenize(PROMPT, add_bos=True, special=True)
+        # SentencePiece vocabularies put a space in front of the text after each control token
+        expected = PROMPT.replace(b"|>", b"|> ") if options.get("vocab") == "spm" else PROMPT
+        assert expected in model.detokenize(tokens, special=True)
+        assert len(tokens) < len(PROMPT)
+        model.eval(tokens)
+        answer: list[int] = []
+        for _ in range(24):
+            answer.append(int(np.argmax(model.scores[model.n_tokens - 1])))
+            model.eval(answer[-1:])
+        logits = model.scores[: model.n_tokens]
+    finally:
+        model.close()
+    best_two = np.sort(logits, axis=1)[:, -2:]
+    assert np.isfinite(logits).all()
+    assert 2 < logits.std() < 4
+    assert (best_two[:, 1] - best_two[:, 0]).min() > 1e-3
+    assert len(set(answer)) > 4
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
+    contents = [write_llama(tmp_path / f"{i}.gguf", seed=seed).read_bytes() for i, seed in enumerate([3, 3, 4])]
+    assert contents[0] == contents[1] != contents[2]
