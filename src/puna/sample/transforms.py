@@ -1,0 +1,165 @@
+"""From logits to a token, as pure functions on numpy arrays.
+
+Knows nothing of requests, tokenizers or tensors of a model. One row is the logits of one position; functions that take
+``[n_rows, n]`` treat each row on its own, and give it bit for bit what they give it alone: sums run in order
+(``cumsum``), so zeros that pad a row on the right change nothing.
+
+Everywhere a NaN counts as -inf, and of equal logits the lower token comes first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+BLOCK = 48  # elements under one maximum when the best k are looked for; anything from 16 to 64 is as fast
+
+
+def without_nan(row: Floats) -> Floats:
+    """The row with -inf for each NaN; the row itself when it has none."""
+    bad = np.isnan(row)
+    return np.where(bad, np.float32(-np.inf), row) if bad.any() else row
+
+
+def argmax(row: Floats) -> int:
+    """The first of the greatest logits; -1 when nothing is above -inf."""
+    best = int(row.argmax())
+    value = row[best]
+    if value > -np.inf:
+        return best
+    if np.isnan(value):  # argmax stops at the first NaN
+        clean = without_nan(row)
+        best = int(clean.argmax())
+        value = clean[best]
+    return best if value > -np.inf else -1
+
+
+def descending(values: Floats) -> Ids:
+    """Indices that sort *values* from greatest to least, equal ones by index. No NaN."""
+    n = len(values)
+    if n < 512:
+        return np.argsort(-values, kind="stable")
+    # A stable argsort of a whole vocabulary costs 9 ms, sorting one unsigned key of (value, index) costs 1 ms.
+    bits = (-values + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0: they are equal
+    negative = (bits >> np.uint32(31)).astype(np.bool_)
+    ordered = np.where(negative, ~bits, bits | np.uint32(1 << 31))
+    keys = (ordered.astype(np.uint64) << np.uint64(32)) | np.arange(n, dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+def top_k(row: Floats, k: int) -> Ids:
+    """The k greatest logits' indices, greatest first; fewer when fewer are above -inf. k <= 0: all.
+
+    Exact without sorting the row: each of the k greatest block maxima is an element, so the k-th of them bounds the
+    k-th element from below, and one comparison finds all that can belong to the answer. Blocks are strided (elements
+    i, i + n, i + 2n, ...), which makes their maxima a few vector operations on whole lines.
+    """
+    n = len(row)
+    k = n if k <= 0 else min(k, n)
+    n_blocks = n // BLOCK
+    if 4 * k <= n_blocks:
+        maxima = row[: n_blocks * BLOCK].reshape(BLOCK, n_blocks).max(axis=0)
+        if np.isnan(maxima.max()):
+            return top_k(without_nan(row), k)
+        bound = np.partition(maxima, n_blocks - k)[n_blocks - k]
+    else:
+        row = without_nan(row)
+        bound = np.partition(row, n - k)[n - k]
+    ids = np.flatnonzero(row >= bound) if bound > -np.inf else np.flatnonzero(row > -np.inf)
+    values = row[ids]
+    if len(ids) > 2 * k + 64:  # many equal logits, or blocks that hold several of the best
+        bound = np.partition(values, len(ids) - k)[len(ids) - k]
+        above, equal = np.flatnonzero(values > bound), np.flatnonzero(values == bound)
+        keep = np.sort(np.concatenate([above, equal[: k - len(above)]]))
+        ids, values = ids[keep], values[keep]
+    chosen: Ids = ids[descending(values)[:k]]
+    return chosen
+
+
+def penalize(
+    row: Floats, tokens: Ids, counts: Ids, *, repeat: float = 1.0, presence: float = 0.0, frequency: float = 0.0
+) -> Floats:
+    """A copy of the row in which *tokens* (distinct), seen *counts* times each, are less likely.
+
+    repeat divides positive logits and multiplies others; then presence is subtracted once, frequency per occurrence.
+    Tokens outside the vocabulary (places that images fill) are passed over.
+    """
+    inside = (tokens >= 0) & (tokens < len(row))
+    tokens, counts = tokens[inside], counts[inside]
+    values = row[tokens].astype(np.float64)
+    values = np.where(values > 0, values / repeat, values * repeat)
+    values -= counts * frequency + presence
+    result = row.copy()
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, which the steps after this one understand
+        result[tokens] = values
+    return result
+
+
+def softmax(logits: Floats | Doubles, temperature: Doubles | float = 1.0) -> Doubles:
+    """Probabilities of each row of ``[n_rows, n]`` after division by its temperature, which is above zero.
+
+    The maximum is subtracted first, so neither great logits nor a tiny temperature can overflow. +inf counts as the
+    greatest finite number. Every row needs one element above -inf.
+    """
+    x = np.minimum(logits.astype(np.float64), float(np.finfo(np.float32).max))
+    x -= x.max(axis=1, keepdims=True)
+    x /= np.reshape(temperature, (-1, 1))
+    np.exp(x, out=x)
+    x /= x.cumsum(axis=1)[:, -1:]
+    return x
+
+
+def keep_top_p(probs: Doubles, p: Doubles) -> Mask:
+    """The shortest prefix of each descending row whose sum is above its p, the token that crosses included.
+
+    At least one is kept; from p = 1 on, all.
+    """
+    total = probs.cumsum(axis=1)
+    before = np.zeros_like(total)
+    before[:, 1:] = total[:, :-1]
+    p = p[:, None]
+    keep: Mask = (before <= p) | (p >= 1)
+    return keep
+
+
+def keep_min_p(probs: Doubles, p: Doubles) -> Mask:
+    """What is at least p times as likely as the row's likeliest."""
+    keep: Mask = probs >= p[:, None] * probs.max(axis=1, keepdims=True)
+    return keep
+
+
+def keep_typical_p(probs: Doubles, p: Doubles) -> Mask:
+    """The tokens whose surprise is nearest to the row's entropy, until their sum is above p; from p = 1 on, all.
+
+    Source: Meister et al., Locally Typical Sampling, https://arxiv.org/abs/2202.00666.
+    """
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probs)
+    possible = probs > 0
+    terms = np.zeros_like(probs)
+    np.multiply(probs, surprise, out=terms, where=possible)
+    entropy = terms.cumsum(axis=1)[:, -1:]
+    distance = np.abs(surprise - entropy)  # of an impossible token: inf
+    order = np.argsort(distance, axis=1, kind="stable")
+    kept_in_order = keep_top_p(np.take_along_axis(probs, order, axis=1), p)
+    keep = np.zeros_like(possible)
+    np.put_along_axis(keep, order, kept_in_order, axis=1)
+    return keep
+
+
+def draw(weights: Doubles, uniform: Doubles) -> Ids:
+    """The index in each row where the cumulated weight passes ``uniform`` (in [0, 1)) times the row's sum.
+
+    An element of weight zero is never drawn.
+    """
+    total = weights.cumsum(axis=1)
+    last = total[:, -1]
+    target = np.minimum(uniform * last, np.nextafter(last, 0.0))  # the product may round up to the sum
+    index: Ids = (total > target[:, None]).argmax(axis=1)
+    return index
