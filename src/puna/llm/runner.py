@@ -1,0 +1,298 @@
+"""The server's handle on one runner process: start it, load a model into it, ask it, and never leave it behind.
+
+The runner writes ``{"port": N}`` to its standard output once it listens and ends when its standard input does, so it
+cannot outlive a server that is killed. What the messages mean to a client is the server's business, not this module's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TypeVar
+
+from puna import wire
+from puna.errors import (
+    BadRequest,
+    FileFormatError,
+    LoadError,
+    NotFound,
+    OutOfMemory,
+    Overloaded,
+    PunaError,
+    RunnerDied,
+    UnsupportedModel,
+)
+from puna.llm import http
+from puna.llm.stderr import Tail
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M")
+
+START_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_S = 120.0  # for answers that need no model step: health, tokenize
+CLOSE_GRACE_S = 3.0
+_STREAM_LIMIT = 1024 * 1024
+_POLL_FIRST_S, _POLL_LAST_S = 0.01, 0.1
+
+_ERRORS_BY_STATUS: dict[int, type[PunaError]] = {
+    400: BadRequest,
+    404: NotFound,
+    422: FileFormatError,
+    501: UnsupportedModel,
+    503: Overloaded,
+    507: OutOfMemory,
+}
+
+
+def command_for(model_path: Path) -> list[str]:
+    return [sys.executable, "-m", "puna", "runner", "--model", str(model_path), "--port", "0"]
+
+
+def error_from(failed: wire.Failed) -> PunaError:
+    """The exception that stands for a failure a runner reported."""
+    return _ERRORS_BY_STATUS.get(failed.status, PunaError)(failed.error)
+
+
+class Runner:
+    """One runner process. Made by ``start``; every method may be used by many tasks at once."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._tail = Tail()
+        self._port = 0
+        self._closing = False
+        self._stderr = asyncio.create_task(self._read_stderr(), name=f"runner {process.pid} stderr")
+        self._stdout: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], *, environ: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
+    ) -> Runner:
+        """Start a process and wait until it listens.
+
+        Errors: LoadError when it cannot be started, ends, prints something else, or says nothing in time.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**(os.environ if environ is None else environ), "GGML_NO_BACKTRACE": "1"},
+                limit=_STREAM_LIMIT,
+                start_new_session=True,  # an interrupt from the terminal is for the server, which then ends its runners
+            )
+        except OSError as error:
+            raise LoadError(f"the runner could not be started: {error}") from error
+        runner = cls(process)
+        try:
+            async with asyncio.timeout(timeout_s):
+                runner._port = await runner._read_port()
+        except BaseException as error:
+            await runner.close()
+            if isinstance(error, TimeoutError):
+                raise LoadError(f"the runner did not listen within {timeout_s:g} s{runner._because()}") from error
+            raise
+        runner._stdout = asyncio.create_task(runner._drain_stdout(), name=f"runner {process.pid} stdout")
+        log.debug("runner %d listens on port %d", process.pid, runner._port)
+        return runner
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None and not self._closing
+
+    async def wait(self) -> int:
+        """Wait for the process to end; its return code is negative when a signal ended it."""
+        return await self._process.wait()
+
+    async def load(self, request: wire.LoadRequest, stall_timeout_s: float) -> wire.LoadReply:
+        """Load the model and wait until it can be used.
+
+        Errors: OutOfMemory or LoadError with the runner's reason; LoadError after *stall_timeout_s* without progress;
+        RunnerDied when the process ends.
+        """
+        try:
+            async with asyncio.timeout(None if stall_timeout_s == float("inf") else stall_timeout_s):
+                reply = await self._ask("/load", request, wire.LoadReply)
+        except TimeoutError as error:
+            raise LoadError(f"timed out waiting for the runner to load the model{self._because()}") from error
+        if not reply.success:
+            raise (OutOfMemory if reply.memory is not None else LoadError)(reply.error or "the model could not be loaded")
+        if request.operation == "commit":
+            await self._wait_until_ready(stall_timeout_s)
+        return reply
+
+    async def health(self) -> wire.Health:
+        """Errors: RunnerDied when the runner does not answer."""
+        return await self._ask("/health", None, wire.Health, timeout_s=REQUEST_TIMEOUT_S)
+
+    async def tokenize(self, content: str, *, add_special: bool = True) -> list[int]:
+        request = wire.TokenizeRequest(content=content, add_special=add_special)
+        return (await self._ask("/tokenize", request, wire.Tokens, timeout_s=REQUEST_TIMEOUT_S)).tokens
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        return (await self._ask("/detokenize", wire.Tokens(tokens=tokens), wire.Text, timeout_s=REQUEST_TIMEOUT_S)).content
+
+    async def complete(self, request: wire.CompletionRequest) -> AsyncGenerator[wire.CompletionReply, None]:
+        """Pieces of the answer, then exactly one Done or Failed. Closing the iterator early cancels the request.
+
+        Errors: RunnerDied when the process ends or the stream breaks off before its last message.
+        """
+        try:
+            response = await http.request(self._port, "POST", "/completion", wire.encode(request))
+        except OSError as error:
+            raise await self._died(error) from error
+        async with response:
+            if response.status != 200:
+                yield await self._failure(response)
+                return
+            async with aclosing(response.lines()) as lines:
+                async for reply in self._replies(lines):
+                    yield reply
+
+    async def _replies(self, lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[wire.CompletionReply, None]:
+        try:
+            async for line in lines:
+                reply = wire.decode_reply(line)
+                yield reply
+                if not isinstance(reply, wire.Piece):
+                    return
+        except (OSError, BadRequest) as error:
+            raise await self._died(error) from error
+        raise await self._died(http.BrokenStreamError("the stream ended without a last message"))
+
+    async def close(self) -> None:
+        """End the process and wait for it: by closing its input and a SIGTERM, then by SIGKILL."""
+        self._closing = True
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                async with asyncio.timeout(CLOSE_GRACE_S):
+                    await self._process.wait()
+            except TimeoutError:
+                log.warning("runner %d did not end within %g s, killing it", self.pid, CLOSE_GRACE_S)
+            finally:
+                if self._process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        self._process.kill()
+            await self._process.wait()
+        await self._finish_reading()
+
+    async def _finish_reading(self) -> None:
+        """Let the readers see the end of their pipes; a grandchild that holds one open is not waited for."""
+        readers = [task for task in (self._stdout, self._stderr) if task is not None]
+        _, late = await asyncio.wait(readers, timeout=1.0)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _wait_until_ready(self, stall_timeout_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        progress, since, pause_s = -1.0, clock(), _POLL_FIRST_S
+        while True:
+            health = await self.health()
+            if health.status == "ready":
+                return
+            if health.status == "error":
+                raise LoadError(health.error or f"the model could not be loaded{self._because()}")
+            if health.progress != progress:
+                progress, since = health.progress, clock()
+            elif clock() - since > stall_timeout_s:
+                raise LoadError(f"timed out waiting for the runner to start - progress {progress:.2f}{self._because()}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _POLL_LAST_S)
+
+    async def _ask(self, path: str, message: wire.Message | None, kind: type[M], timeout_s: float | None = None) -> M:
+        method, body = ("GET", b"") if message is None else ("POST", wire.encode(message))
+        try:
+            async with asyncio.timeout(timeout_s), await http.request(self._port, method, path, body) as response:
+                if response.status != 200:
+                    raise error_from(await self._failure(response))
+                return wire.decode(kind, await response.read())
+        except TimeoutError as error:
+            raise RunnerDied(f"the runner did not answer {path} within {timeout_s:g} s") from error
+        except OSError as error:
+            raise await self._died(error) from error
+
+    async def _failure(self, response: http.Response) -> wire.Failed:
+        """An answer with an error status: ``{"error": text}``, or whatever text came."""
+        body = await response.read()
+        try:
+            text = json.loads(body)["error"]
+        except (ValueError, KeyError, TypeError):
+            text = body.decode("utf-8", "replace")[:500] or f"the runner answered with status {response.status}"
+        return wire.Failed(error=str(text), status=response.status)
+
+    async def _died(self, cause: Exception) -> RunnerDied:
+        """Say why the stream broke; the socket often ends a moment before the process can be reaped."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self._process.wait()
+                await asyncio.wait([self._stderr])
+        if self._process.returncode is None:
+            return RunnerDied(f"an error was encountered while running the model: {cause}")
+        return RunnerDied(f"model runner has unexpectedly stopped ({self._how_it_ended()}){self._because()}")
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        if code is None or code >= 0:
+            return f"exit status {code}"
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+
+    def _because(self) -> str:
+        return f": {self._tail.reason}" if self._tail.reason else ""
+
+    async def _read_port(self) -> int:
+        assert self._process.stdout is not None
+        try:
+            line = await self._process.stdout.readline()
+        except ValueError as error:  # longer than the limit of the stream
+            raise LoadError("the runner printed something else than its port") from error
+        if not line:
+            await self._process.wait()
+            await asyncio.wait([self._stderr], timeout=1.0)
+            raise LoadError(f"the runner has terminated ({self._how_it_ended()}){self._because()}")
+        try:
+            port = json.loads(line)["port"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise LoadError(f"the runner printed something else than its port: {line[:100]!r}") from error
+        if not isinstance(port, int) or not 0 < port < 65536:
+            raise LoadError(f"the runner printed an impossible port: {port!r}"[:200])
+        return port
+
+    async def _drain_stdout(self) -> None:
+        assert self._process.stdout is not None
+        while await self._process.stdout.read(_STREAM_LIMIT):
+            pass
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:  # an endless line: the reader dropped it
+                continue
+            if not line:
+                return
+            text = line.decode("utf-8", "replace").rstrip()
+            self._tail.add(text)
+            log.info("[%d] %s", self._process.pid, text)

@@ -1,0 +1,191 @@
+"""A runner without an engine: speaks puna.wire over HTTP as the real one does, and behaves as its model file says.
+
+The "model" is a JSON object with any of the fields of ``Script``. What happens is appended to ``<model>.events``, one
+JSON array a line, so that tests see what reached the runner and when a request was cancelled. Started as
+``python fake_runner.py --model FILE --port 0``; uses the standard library alone, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Script:
+    pieces: list[str] = field(default_factory=lambda: ["Hel", "lo", " world"])
+    echo: bool = False  # answer with the prompt instead of the pieces
+    piece_delay_s: float = 0.0
+    n_pieces: int = 0  # above zero: this many times "x " instead
+    cached_count: int = 0
+    load_s: float = 0.0
+    load_error: str = ""
+    out_of_memory: bool = False
+    stall: bool = False  # load without ever making progress
+    n_ctx_train: int = 0
+    start_noise: str = ""  # printed instead of the port
+    silent: bool = False  # never prints the port
+    exit_at_start: int = -1
+    exit_at_load: int = -1
+    stderr: str = ""  # written before dying
+    die_at_piece: int = -1  # ends with SIGKILL before this piece
+    drop_at_piece: int = -1  # closes the connection there
+    fail_at_piece: int = -1
+    fail_status: int = 500
+    fail_text: str = "the sky fell"
+    ignore_sigterm: bool = False
+
+
+class FakeRunner:
+    def __init__(self, model: Path) -> None:
+        self.script = Script(**json.loads(model.read_text()))
+        self.events = open(f"{model}.events", "a", buffering=1)  # noqa: SIM115 - lives as long as the process
+        self.progress = 0.0
+        self.ready = False
+        self.n_ctx = 0
+
+    def note(self, *event: Any) -> None:
+        print(json.dumps(event), file=self.events)
+
+    def die(self) -> None:
+        if self.script.stderr:
+            print(self.script.stderr, file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def serve(self) -> None:
+        server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        print(self.script.start_noise or json.dumps({"port": port}), flush=True)
+        self.note("start", os.getpid())
+        await asyncio.to_thread(sys.stdin.buffer.read)
+        self.note("end of input")
+        os._exit(0)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            _, path, _ = head.split("\r\n")[0].split(" ")
+            length = next((int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0)
+            body = json.loads(await reader.readexactly(length) or b"{}")
+            if path != "/health":
+                self.note(path, body)
+            if path == "/completion":
+                await self.complete(body, reader, writer)
+            else:
+                status, answer = await self.answer(path, body)
+                self.send_head(writer, status, len(data := json.dumps(answer).encode()))
+                writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    def send_head(self, writer: asyncio.StreamWriter, status: int, length: int | None) -> None:
+        framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+        writer.write(f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{framing}\r\n\r\n".encode())
+
+    async def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/health":
+            status = "ready" if self.ready else "loading"
+            return 200, {"status": status, "progress": self.progress}
+        if path == "/load":
+            return await self.load(body)
+        if path == "/tokenize":
+            return 200, {"tokens": list(range(len(body["content"].split())))}
+        if path == "/detokenize":
+            return 200, {"content": " ".join(map(str, body["tokens"]))}
+        return 404, {"error": f"no such path: {path}"}
+
+    async def load(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.script.exit_at_load >= 0:
+            print(self.script.stderr, file=sys.stderr, flush=True)
+            os._exit(self.script.exit_at_load)
+        if self.script.load_error:
+            return 200, {"success": False, "error": self.script.load_error}
+        if self.script.out_of_memory:
+            memory = {"devices": [], "input_weights": 10**12}
+            return 200, {"success": False, "error": "model requires more system memory", "memory": memory}
+        self.n_ctx = body["options"]["n_ctx"]
+        if self.script.n_ctx_train:
+            self.n_ctx = min(self.n_ctx, self.script.n_ctx_train)
+        if not self.script.stall:
+            self.loading = asyncio.create_task(self.read_weights())
+        memory = {"devices": [{"device": "CPU", "weights": [1000], "cache": [200], "graph": 30}], "input_weights": 4}
+        return 200, {"success": True, "n_ctx": self.n_ctx, "engine": "puna", "memory": memory}
+
+    async def read_weights(self) -> None:
+        for step in range(10):
+            await asyncio.sleep(self.script.load_s / 10)
+            self.progress = (step + 1) / 10
+        self.ready = True
+
+    async def complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        gone = asyncio.create_task(reader.read(1))
+        self.send_head(writer, 200, None)
+        pieces = [body["prompt"]] if self.script.echo else (["x "] * self.script.n_pieces or self.script.pieces)
+        limit = body["n_predict"] if body["n_predict"] >= 0 else len(pieces)
+        for number, piece in enumerate([*pieces[:limit], None]):
+            if number == self.script.die_at_piece:
+                self.die()
+            if number == self.script.drop_at_piece:
+                writer.transport.abort()
+                return
+            if number == self.script.fail_at_piece:
+                self.send_line(writer, {"type": "failed", "error": self.script.fail_text, "status": self.script.fail_status})
+                break
+            if piece is None:
+                self.send_line(writer, self.done(body, min(limit, len(pieces)), "length" if limit < len(pieces) else "stop"))
+            else:
+                self.send_line(writer, {"type": "piece", "content": piece})
+            await writer.drain()
+            if self.script.piece_delay_s:
+                await asyncio.wait({gone}, timeout=self.script.piece_delay_s)
+            if gone.done():
+                self.note("cancelled", number)
+                return
+        writer.write(b"0\r\n\r\n")
+        gone.cancel()
+
+    def done(self, body: dict[str, Any], n: int, reason: str) -> dict[str, Any]:
+        n_prompt = len(body["prompt"].split()) + len(body["context"])
+        tokens = list(range(n_prompt + n)) if body["return_tokens"] else []
+        return {
+            "type": "done",
+            "reason": reason,
+            "prompt_eval_count": n_prompt,
+            "cached_count": self.script.cached_count,
+            "prompt_eval_duration": 1_000_000,
+            "eval_count": n + 1,
+            "eval_duration": 2_000_000,
+            "tokens": tokens,
+        }
+
+    def send_line(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--port")
+    runner = FakeRunner(parser.parse_args().model)
+    if runner.script.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if runner.script.silent:
+        sys.stdin.buffer.read()
+    elif runner.script.exit_at_start >= 0:
+        print(runner.script.stderr, file=sys.stderr, flush=True)
+        sys.exit(runner.script.exit_at_start)
+    else:
+        asyncio.run(runner.serve())
+
+
+if __name__ == "__main__":
+    main()
