@@ -1,0 +1,129 @@
+"""What a model file says about itself, in the few facts that lists, names and capabilities need.
+
+Read once per file and remembered by path, size and time of change; the file itself is closed again.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from puna.errors import NotFound
+from puna.gguf.reader import GGUFFile
+
+# general.file_type, as llama.cpp numbers them
+FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4",
+}
+GUESSED = 1024  # a flag on the number
+
+
+@dataclass(frozen=True)
+class FileDetails:
+    """Facts from a GGUF file's metadata."""
+
+    architecture: str
+    kind: str  # model, adapter or projector
+    n_parameters: int
+    file_type: str  # "unknown" when the file does not say
+    context_length: int
+    embedding_length: int
+    has_pooling: bool
+    has_vision: bool
+    has_audio: bool
+    chat_template: str
+    size_label: str
+
+    @property
+    def parameter_size(self) -> str:
+        return human_number(self.n_parameters)
+
+
+def human_number(count: int) -> str:
+    """A number of parameters as people say it: 7B, 8.0B, 134.52M, 26K."""
+    for unit, name, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if count >= unit:
+            return f"{count // unit}{name}" if count % unit == 0 else f"{count / unit:.{digits}f}{name}"
+    return str(count)
+
+
+def read_details(path: Path) -> FileDetails:
+    """The facts of one file.
+
+    Errors: NotFound; FileFormatError when it is no sound GGUF file.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise NotFound(f"{path}: {error.strerror}") from error
+    return _read(path, found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
+    with GGUFFile.open(path) as file:
+        meta = file.metadata
+        return FileDetails(
+            architecture=file.architecture,
+            kind=_kind(file),
+            n_parameters=sum(tensor.n_elements for tensor in file.tensors.values()),
+            file_type=_file_type(meta.integer("general.file_type", None)),
+            context_length=meta.integer("context_length", 0),
+            embedding_length=meta.integer("embedding_length", 0),
+            has_pooling=meta.has("pooling_type"),
+            has_vision=meta.has("vision.block_count") or meta.has("clip.vision.block_count"),
+            has_audio=meta.has("audio.block_count") or _says_yes(file, "clip.has_audio_encoder"),
+            chat_template=meta.string("tokenizer.chat_template", ""),
+            size_label=meta.string("general.size_label", ""),
+        )
+
+
+def _says_yes(file: GGUFFile, key: str) -> bool:
+    return file.metadata.get(key) is True
+
+
+def _file_type(number: int | None) -> str:
+    return "unknown" if number is None else FILE_TYPES.get(number & ~GUESSED, "unknown")
+
+
+def _kind(file: GGUFFile) -> str:
+    kind = file.metadata.string("general.type", "model")
+    if kind in ("adapter", "projector"):
+        return kind
+    if kind == "mmproj" or file.architecture == "clip":
+        return "projector"
+    has_text = file.metadata.has("block_count")
+    return "projector" if file.metadata.has("vision.block_count") and not has_text else "model"

@@ -1,0 +1,99 @@
+"""A stored model, opened: where its files are and what its layers say.
+
+Knows the store's layers and, through FileDetails, the model file's facts; loads and runs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from puna.errors import FileFormatError, NotFound
+from puna.store.capabilities import capabilities
+from puna.store.config import ModelConfig
+from puna.store.details import FileDetails, read_details
+from puna.store.manifests import Manifest
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """One model; made by Store.get, Store.list and Store.from_file. Immutable, so it may be shared between threads."""
+
+    name: str  # shortest display form, or a path for a bare file
+    full_name: str  # with host and namespace
+    digest: str  # hex, of the manifest's bytes; empty for a bare file
+    n_bytes: int
+    modified_at: float  # seconds since 1970
+    model_path: Path | None  # None for a stub without weights
+    projector_paths: tuple[Path, ...] = ()
+    adapter_paths: tuple[Path, ...] = ()
+    template: str = ""  # Go template of the template layer; empty: the file's own chat template counts
+    system: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)  # options of the params layer
+    messages: tuple[dict[str, Any], ...] = ()
+    licenses: tuple[str, ...] = ()
+    config: ModelConfig = field(default_factory=ModelConfig)
+    config_extra: dict[str, Any] = field(default_factory=dict)
+    parent: str = ""  # the model this one was created from
+    manifest: Manifest | None = None
+
+    @functools.cached_property
+    def file(self) -> FileDetails | None:
+        """Facts from the model file; None when there is none or it cannot be read."""
+        if self.model_path is None:
+            return None
+        try:
+            return read_details(self.model_path)
+        except (NotFound, FileFormatError):
+            return None
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja template inside the model file, or nothing."""
+        return self.file.chat_template if self.file else ""
+
+    @functools.cached_property
+    def capabilities(self) -> list[str]:
+        return capabilities(self.file, self.template, self.config, has_projector=bool(self.projector_paths))
+
+    @property
+    def family(self) -> str:
+        return self.config.model_family or (self.file.architecture if self.file else "")
+
+    @property
+    def families(self) -> list[str] | None:
+        return self.config.model_families or ([self.family] if self.family else None)
+
+    @property
+    def parameter_size(self) -> str:
+        return self.config.model_type or (self.file.parameter_size if self.file else "")
+
+    @property
+    def quantization_level(self) -> str:
+        stated = self.config.file_type
+        if stated and stated.lower() != "unknown":
+            return stated
+        return self.file.file_type if self.file else stated
+
+    @property
+    def context_length(self) -> int:
+        """Tokens the model was trained for; 0 when unknown."""
+        return self.config.context_length or (self.file.context_length if self.file else 0)
+
+    @property
+    def embedding_length(self) -> int:
+        return self.config.embedding_length or (self.file.embedding_length if self.file else 0)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The ``details`` object of the API."""
+        return {
+            "parent_model": self.parent,
+            "format": self.config.model_format or ("gguf" if self.file else ""),
+            "family": self.family,
+            "families": self.families,
+            "parameter_size": self.parameter_size,
+            "quantization_level": self.quantization_level,
+        }
