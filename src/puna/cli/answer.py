@@ -6,10 +6,11 @@ On a terminal the text is wrapped and thinking is grey; into a pipe goes plain t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
 from puna.cli.format import go_duration
+from puna.cli.progress import Spinner
 from puna.cli.terminal import columns, is_terminal, printable
 from puna.cli.word_wrap import WordWrap
 
@@ -73,6 +74,28 @@ class AnswerWriter:
                 text = f"{_GREY}{text}{_RESET}"
         self._out.write(text)
         self._out.flush()
+
+
+def write_events(
+    events: Iterable[Mapping[str, Any]],
+    writer: AnswerWriter,
+    spinner: Spinner,
+    keep: Callable[[str], None] = lambda _: None,
+) -> Mapping[str, Any]:
+    """Write what /api/generate or /api/chat streams, hand each piece of text to *keep*, and return the final event."""
+    final: Mapping[str, Any] = {}
+    for event in events:
+        message = event.get("message") or {**event, "content": event.get("response")}
+        thinking, content, calls = (message.get(key) for key in ("thinking", "content", "tool_calls"))
+        if thinking or content or calls:
+            spinner.stop()
+        writer.thinking(str(thinking or ""))
+        writer.content(str(content or ""))
+        writer.tool_calls(calls or [])
+        keep(str(content or ""))
+        if event.get("done"):
+            final = event
+    return final
 
 
 def timings(final: Mapping[str, Any]) -> str:

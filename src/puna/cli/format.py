@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+_UNITS = (("KB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12))
 _MINUTE, _HOUR = 60, 3600
+# up to so many hours (not included), in units of so many hours
+_SPANS = ((48, 1, "hours"), (24 * 14, 24, "days"), (24 * 60, 24 * 7, "weeks"), (24 * 365 * 2, 24 * 30, "months"))
 _FOREVER_DAYS = 365 * 100  # a server writes "never" as a date some centuries ahead
 
 
@@ -16,12 +19,8 @@ def human_bytes(n_bytes: int) -> str:
     """Decimal units: one decimal below ten unless it is zero, whole numbers (truncated) from there on."""
     if n_bytes < 1000:
         return f"{n_bytes} B"
-    value = float(n_bytes)
-    unit = "B"
-    for unit in ("KB", "MB", "GB", "TB"):
-        value /= 1000
-        if value < 1000:
-            break
+    unit, n_unit = next(((u, n) for u, n in _UNITS if n_bytes < n * 1000), _UNITS[-1])
+    value = n_bytes / n_unit
     if value >= 10 or value == int(value):
         return f"{int(value)} {unit}"
     return f"{value:.1f} {unit}"
@@ -48,7 +47,7 @@ def human_duration(seconds: float) -> str:
         return "About a minute" if whole // _MINUTE == 1 else f"{whole // _MINUTE} minutes"
     if hours == 1:
         return "About an hour"
-    for limit, unit_hours, unit in ((48, 1, "hours"), (24 * 14, 24, "days"), (24 * 60, 24 * 7, "weeks"), (24 * 365 * 2, 24 * 30, "months")):
+    for limit, unit_hours, unit in _SPANS:
         if hours < limit:
             return f"{hours // unit_hours} {unit}"
     return f"{hours // (24 * 365)} years"

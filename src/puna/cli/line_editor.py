@@ -1,0 +1,96 @@
+"""Line editing, keys and history of the interactive prompt, on prompt_toolkit.
+
+The history file is Ollama's: one entry per line, oldest first, the last 100.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import History
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+_HISTORY_ENTRIES = 100
+_TAB = " " * 8
+_PLACEHOLDER, _PLACEHOLDER_MORE = "Send a message (/? for help)", 'Use """ to end multi-line input'
+
+
+class LineHistory(History):
+    """Entries in memory and, while *enabled*, in a file."""
+
+    def __init__(self, path: Path, *, enabled: bool) -> None:
+        super().__init__()
+        self._path = path
+        self.enabled = enabled
+
+    def load_history_strings(self) -> Iterable[str]:
+        return reversed(self._stored()) if self.enabled else []
+
+    def append_string(self, string: str) -> None:
+        if self.enabled:
+            super().append_string(string)
+
+    def store_string(self, string: str) -> None:
+        lines = [*self._stored(), *(line for line in string.splitlines() if line.strip())]
+        with suppress(OSError):  # a full disk or a read-only home must not end a conversation
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in lines[-_HISTORY_ENTRIES:]))
+
+    def _stored(self) -> list[str]:
+        try:
+            return self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+
+
+class LineEditor:
+    """Reads lines from the terminal.
+
+    Errors: KeyboardInterrupt on Ctrl-C, EOFError on Ctrl-D at an empty line.
+    """
+
+    def __init__(self, history_path: Path, *, keep_history: bool) -> None:
+        self._history = LineHistory(history_path, enabled=keep_history)
+        if editor := os.environ.get("OLLAMA_EDITOR"):
+            os.environ["VISUAL"] = editor  # where prompt_toolkit looks first
+        self._session: PromptSession[str] = PromptSession(
+            history=self._history,
+            key_bindings=_key_bindings(),
+            enable_suspend=True,
+            tempfile_suffix=".md",
+        )
+
+    def set_history(self, enabled: bool) -> None:
+        self._history.enabled = enabled
+
+    def read_line(self, more: bool) -> str:
+        """One line; *more* marks it as the continuation of an entry."""
+        placeholder = _PLACEHOLDER_MORE if more else _PLACEHOLDER
+        return self._session.prompt(
+            "... " if more else ">>> ",
+            placeholder=FormattedText([("ansibrightblack", placeholder)]),
+        )
+
+
+def _key_bindings() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("c-j")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("tab")
+    def _tab(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text(_TAB)
+
+    @keys.add("c-g")
+    def _editor(event: KeyPressEvent) -> None:
+        event.current_buffer.open_in_editor()
+
+    return keys

@@ -1,0 +1,55 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from puna.errors import NotFound
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the server's reply as JSON.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow registries without a valid certificate.")]
+Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="Only models whose names begin with this.", show_default=False)]
+
+
+def installed_models(incomplete: str) -> list[str]:
+    """Names for the shell's completion, from a server that is already running."""
+    from puna.cli.connect import connected, is_listening
+    from puna.errors import PunaError
+    from puna.settings import load
+
+    settings = load()
+    if not is_listening(settings.host):
+        return []
+    try:
+        with connected(settings, private=False) as client:
+            names = [str(model.get("name", "")) for model in client.tags().get("models") or []]
+    except PunaError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", autocompletion=installed_models, show_default=False, help="Name of a model.")
+]
+Models = Annotated[
+    list[str], typer.Argument(metavar="MODEL...", autocompletion=installed_models, show_default=False, help="Names of models.")
+]
+
+
+def model_reference(text: str) -> str:
+    """What to send as the model's name: the absolute path when *text* is a file, else *text*.
+
+    Errors: NotFound when it can only be a path and no file is there.
+    """
+    path = Path(text).expanduser()
+    must_be_path = text.startswith(("./", "../", "/", "~"))
+    if not must_be_path and not text.lower().endswith(".gguf"):
+        return text
+    if path.is_file():
+        return str(path.resolve())
+    if must_be_path:
+        raise NotFound(f"no such file: {text}")
+    return text

@@ -1,0 +1,28 @@
+"""``puna pull``: fetch a model into the store."""
+
+from __future__ import annotations
+
+import json as json_format
+from typing import Annotated
+
+import typer
+
+from puna.cli.connect import connected
+from puna.cli.options import Insecure
+from puna.cli.progress import follow
+from puna.settings import load
+
+
+def pull(
+    model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="Name of a model, or its source.")],
+    insecure: Insecure = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the server's progress as lines of JSON.")] = False,
+) -> None:
+    """Fetch a model into the store."""
+    with connected(load()) as client:
+        events = client.pull(model, insecure=insecure)
+        if json:
+            for event in events:
+                print(json_format.dumps(event, ensure_ascii=False), flush=True)
+        else:
+            follow(events)

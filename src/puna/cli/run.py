@@ -1,0 +1,195 @@
+"""``puna run``: one answer to a prompt from the arguments or a pipe, or a conversation on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, cast
+
+import typer
+
+from puna.api.client import Client
+from puna.cli.answer import AnswerWriter, timings, write_events
+from puna.cli.connect import connected
+from puna.cli.options import Insecure, installed_models, model_reference
+from puna.cli.progress import Spinner, follow
+from puna.cli.session import Session
+from puna.cli.terminal import is_terminal
+from puna.cli.think import parse_think
+from puna.errors import BadRequest, NotFound
+from puna.settings import Settings, load, parse_duration
+
+STARTER_MODEL = "smollm2:135m"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The flags, checked."""
+
+    verbose: bool
+    insecure: bool
+    word_wrap: bool
+    hide_thinking: bool
+    think: bool | str | None
+    format: Any
+    keep_alive: str | int | None
+    truncate: bool | None
+    dimensions: int
+
+    def common(self) -> dict[str, Any]:
+        """The fields that every request carries if they were given."""
+        given = {"think": self.think, "keep_alive": self.keep_alive}
+        return {key: value for key, value in given.items() if value is not None}
+
+
+def run(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", autocompletion=installed_models, help="Name of a model, or a GGUF file.")
+    ] = STARTER_MODEL,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="What to answer.", show_default=False)] = None,
+    keepalive: Annotated[str, typer.Option(help="How long the model stays loaded afterwards, as in 5m.")] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print timings after each answer.")] = False,
+    insecure: Insecure = False,
+    nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap words on a terminal.")] = False,
+    format: Annotated[str, typer.Option(help="json, or a JSON schema.")] = "",
+    think: Annotated[str | None, typer.Option(help="true, false, high, medium, low or max; bare it means true.")] = None,
+    hidethinking: Annotated[bool, typer.Option("--hidethinking", help="Do not print what the model thinks.")] = False,
+    truncate: Annotated[
+        bool | None, typer.Option(help="Embedding models: cut input that is too long.", show_default=False)
+    ] = None,
+    dimensions: Annotated[int, typer.Option(help="Embedding models: numbers per vector.", show_default=False)] = 0,
+) -> None:
+    """Run a model: answer PROMPT and what is piped in, or talk."""
+    options = RunOptions(
+        verbose=verbose,
+        insecure=insecure,
+        word_wrap=not nowordwrap,
+        hide_thinking=hidethinking,
+        think=None if think is None else parse_think(think),
+        format=_parse_format(format),
+        keep_alive=_parse_keep_alive(keepalive),
+        truncate=truncate,
+        dimensions=dimensions,
+    )
+    name, settings = model_reference(model), load()
+    words = [_valid_text(word) for word in prompt or []]
+    if prompt is None and is_terminal(sys.stdin) and is_terminal(sys.stdout):
+        _run_interactive(settings, name, options)
+        return
+    with connected(settings) as client:
+        text = " ".join([*_piped(), *words])
+        _with_model(client, name, insecure, lambda: _answer_or_embed(client, name, text, options))
+
+
+def _parse_format(text: str) -> Any:
+    """A JSON schema as what it means, anything else as it is: the server judges it."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _parse_keep_alive(text: str) -> str | int | None:
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        parse_duration(text)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    return text
+
+
+def _valid_text(argument: str) -> str:
+    """An argument whose bytes were not UTF-8, made fit to be sent."""
+    return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _piped() -> list[str]:
+    if sys.stdin is None or is_terminal(sys.stdin):
+        return []
+    text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    return [text] if text else []
+
+
+def _with_model(client: Client, model: str, insecure: bool, action: Callable[[], T]) -> T:
+    """Do *action*; when the model is not there, pull it and do it again."""
+    try:
+        return action()
+    except NotFound:
+        if model.startswith("/"):
+            raise
+    follow(client.pull(model, insecure=insecure))
+    return action()
+
+
+def _answer_or_embed(client: Client, model: str, text: str, options: RunOptions) -> None:
+    try:
+        _answer_once(client, model, text, options)
+    except BadRequest as error:
+        if "does not support generate" not in str(error):
+            raise
+        _embed(client, model, text, options)
+
+
+def _answer_once(client: Client, model: str, text: str, options: RunOptions) -> None:
+    request = {"model": model, "prompt": text, **options.common()}
+    if options.format:
+        request["format"] = options.format
+    writer = AnswerWriter(sys.stdout, word_wrap=options.word_wrap, hide_thinking=options.hide_thinking)
+    with Spinner() as spinner, closing(cast("Any", client.generate(request))) as events:
+        final = write_events(events, writer, spinner)
+    if text:
+        writer.finish()
+    if options.verbose:
+        print(timings(final), file=sys.stderr, end="", flush=True)
+
+
+def _input_required(model: str) -> BadRequest:
+    return BadRequest(f'embedding models require input text. Usage: puna run {model} "your text here"')
+
+
+def _embed(client: Client, model: str, text: str, options: RunOptions) -> None:
+    if not text:
+        raise _input_required(model)
+    request: dict[str, Any] = {"model": model, "input": text}
+    if options.truncate is not None:
+        request["truncate"] = options.truncate
+    if options.dimensions:
+        request["dimensions"] = options.dimensions
+    if options.keep_alive is not None:
+        request["keep_alive"] = options.keep_alive
+    print(json.dumps((client.embed(request).get("embeddings") or [[]])[0]))
+
+
+def _run_interactive(settings: Settings, model: str, options: RunOptions) -> None:
+    from puna.cli.quiet_input import quiet_input
+    from puna.cli.repl import converse
+
+    session = Session(
+        model,
+        format=options.format or None,
+        think=options.think,
+        hide_thinking=options.hide_thinking,
+        verbose=options.verbose,
+        word_wrap=options.word_wrap,
+        keep_alive=options.keep_alive,
+    )
+    with quiet_input(), connected(settings) as client:
+        shown = _with_model(client, model, options.insecure, lambda: client.show(model))
+        capabilities = shown.get("capabilities") or []
+        if "embedding" in capabilities and "completion" not in capabilities:
+            raise _input_required(model)
+        with Spinner():
+            for _ in client.generate(session.load_request()):
+                pass
+        converse(client, session, history=shown.get("messages") or [], keep_history=not settings.no_history)
