@@ -1,0 +1,56 @@
+"""What the runner's HTTP side asks of an engine: the seam between them, which tests fill with a fake.
+
+Knows neither HTTP nor how tokens are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from puna.errors import PunaError
+from puna.wire import CompletionReply, CompletionRequest, Health, LoadReply, LoadRequest
+
+
+class NotLoaded(PunaError):
+    """The engine was asked for something that needs a model in memory."""
+
+    def __init__(self, message: str = "model is not loaded, POST /load first") -> None:
+        super().__init__(message)
+
+
+class Handle(Protocol):
+    """One submitted request."""
+
+    def cancel(self) -> None:
+        """End the request soon with ``Done(reason="cancelled")``; any thread, any number of times, never blocks."""
+
+
+class EngineService(Protocol):
+    """An engine with one model. Everything may be called from any thread, also before the model is loaded."""
+
+    def health(self) -> Health:
+        """Never blocks: it is called between two lines of a stream."""
+
+    def load(self, request: LoadRequest) -> LoadReply:
+        """Blocks while it measures or allocates; commit returns at once, and health shows the weights' progress.
+
+        Memory that does not suffice is a reply (success false), not an error.
+        Errors: LoadError, UnsupportedModel, FileFormatError; BadRequest for an operation that cannot follow the last.
+        """
+
+    def submit(self, request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> Handle:
+        """Start a request. emit is called on the engine's thread, does not block and does not raise.
+
+        Exactly one Done or Failed is emitted, last, whatever happens; none when this call raises.
+        Errors: NotLoaded; BadRequest.
+        """
+
+    def tokenize(self, text: str, add_special: bool) -> list[int]:
+        """Errors: NotLoaded while there is no vocabulary."""
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """Errors: NotLoaded while there is no vocabulary; BadRequest for tokens outside it."""
+
+    def close(self) -> None:
+        """End every request with its terminal reply, stop the engine's thread and free the memory. Idempotent."""
