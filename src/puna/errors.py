@@ -3,7 +3,8 @@
 PunaError
 ├── BadRequest             the caller sent something that cannot work; the message says what
 │   ├── ContextOverflow    the prompt does not fit the context and may not be truncated
-│   └── InvalidName        a model name outside the grammar
+│   ├── InvalidName        a model name outside the grammar
+│   └── TemplateError      a prompt template is malformed, fails on these messages, or does too much
 ├── NotFound               a model, blob or file that is not there
 ├── FileFormatError        a GGUF file, manifest or Modelfile is malformed; the message names key or tensor and offset
 │   └── MissingTensors     the file lacks tensors its architecture needs
@@ -38,6 +39,10 @@ class ContextOverflow(BadRequest):
 
 
 class InvalidName(BadRequest):
+    pass
+
+
+class TemplateError(BadRequest):
     pass
 
 
