@@ -1,0 +1,80 @@
+"""From options and settings to what a runner is loaded with, and whether a loaded runner serves another request too.
+
+Pure. Knows nothing of devices: which layers go where is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from puna.api.options import Options
+from puna.settings import Settings
+from puna.wire import LoadOptions
+
+log = logging.getLogger(__name__)
+
+DEFAULT_N_CTX = 4096
+DEFAULT_N_PARALLEL = 4
+DEFAULT_N_BATCH = 512
+MIN_N_CTX = 4
+_KV_CACHE_TYPES = ("f16", "q8_0", "q4_0")
+
+
+@dataclass(frozen=True)
+class WantedLoad:
+    """What a request wants its runner to be loaded with."""
+
+    options: LoadOptions
+    explicit: frozenset[str] = frozenset()  # fields of the options that somebody asked for; the others are defaults
+
+    def is_served_by(self, loaded: LoadOptions) -> bool:
+        """Whether a runner that was loaded with *loaded* will do.
+
+        A larger context serves a request for a smaller one, and defaults never force a reload.
+        """
+        if loaded.n_ctx < self.options.n_ctx or loaded.kv_cache_type != self.options.kv_cache_type:
+            return False
+        return all(getattr(loaded, name) == getattr(self.options, name) for name in self.explicit - {"n_ctx"})
+
+
+def wanted_load(
+    options: Options, settings: Settings, *, n_ctx_train: int | None = None, max_parallel: int | None = None
+) -> WantedLoad:
+    """Resolve the options that fix a runner's memory.
+
+    *n_ctx_train* is the context length in the model's file, if it names one: a longer context is cut to it.
+    *max_parallel* is for models that cannot compute several sequences at once.
+    """
+    n_ctx = max(options.num_ctx or settings.context_length or DEFAULT_N_CTX, MIN_N_CTX)
+    if n_ctx_train and n_ctx > n_ctx_train:
+        if options.num_ctx or settings.context_length:
+            log.warning("a context of %d tokens is more than the model was trained for, using %d", n_ctx, n_ctx_train)
+        n_ctx = n_ctx_train
+    asked = {
+        "n_batch": _is_positive(options.num_batch),
+        "n_threads": _is_positive(options.num_thread),
+        "use_mmap": options.use_mmap is not None,
+    }
+    n_parallel = settings.num_parallel or DEFAULT_N_PARALLEL
+    load = LoadOptions(
+        n_ctx=n_ctx,
+        n_parallel=min(n_parallel, max_parallel or n_parallel),
+        n_batch=min(max(options.num_batch or 0, 0) or DEFAULT_N_BATCH, n_ctx),
+        n_threads=max(options.num_thread or 0, 0),
+        kv_cache_type=kv_cache_type(settings),
+        use_mmap=True if options.use_mmap is None else options.use_mmap,
+    )
+    return WantedLoad(load, frozenset(name for name, is_asked in asked.items() if is_asked))
+
+
+def _is_positive(value: int | None) -> bool:
+    return value is not None and value > 0
+
+
+def kv_cache_type(settings: Settings) -> Literal["f16", "q8_0", "q4_0"]:
+    if settings.kv_cache_type in _KV_CACHE_TYPES:
+        return cast(Literal["f16", "q8_0", "q4_0"], settings.kv_cache_type)
+    log.warning("OLLAMA_KV_CACHE_TYPE=%r is not one of %s, using f16", settings.kv_cache_type, ", ".join(_KV_CACHE_TYPES))
+    return "f16"
