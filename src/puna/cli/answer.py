@@ -103,7 +103,7 @@ def timings(final: Mapping[str, Any]) -> str:
     lines = []
 
     def add(label: str, value: str) -> None:
-        lines.append(f"{label + ':':<21}{value}\n")
+        lines.append(f"{label + ':':<22}{value}\n")
 
     def add_tokens(what: str) -> None:
         count, duration = final.get(f"{what.replace(' ', '_')}_count", 0), final.get(f"{what.replace(' ', '_')}_duration", 0)

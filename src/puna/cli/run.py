@@ -51,7 +51,7 @@ def run(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", autocompletion=installed_models, help="Name of a model, or a GGUF file.")
     ] = STARTER_MODEL,
-    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="What to answer.", show_default=False)] = None,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to answer.", show_default=False)] = None,
     keepalive: Annotated[str, typer.Option(help="How long the model stays loaded afterwards, as in 5m.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="Print timings after each answer.")] = False,
     insecure: Insecure = False,
