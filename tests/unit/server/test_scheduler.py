@@ -578,6 +578,7 @@ def test_shutdown_refuses_what_waits_and_cancels_loads() -> None:
 def test_a_cancelled_waiter_that_was_just_handed_a_model_gives_it_back() -> None:
     async def scenario(world: World) -> None:
         async with world.user(A) as running, world.user(A, n_ctx(8192)) as larger:
+            world.gate.clear()
             running.may_leave.set()
             while world.states.get("a") is not State.LOADING and not larger.task.done():
                 await asyncio.sleep(0)
