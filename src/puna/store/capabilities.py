@@ -11,13 +11,45 @@ from puna.store.config import ModelConfig
 from puna.store.details import FileDetails
 
 TOOL_PARSERS = frozenset(
-    ("qwen3", "qwen3-thinking", "qwen3.5", "qwen3-coder", "qwen3-vl-instruct", "qwen3-vl-thinking", "ministral", "harmony")
-    + ("cogito", "deepseek3", "olmo3", "olmo3-think", "nemotron-3-nano", "functiongemma", "glm-4.7", "gemma4")
-    + ("gemma4-no-thinking", "lfm2", "lfm2-thinking", "laguna")
+    (
+        "qwen3",
+        "qwen3-thinking",
+        "qwen3.5",
+        "qwen3-coder",
+        "qwen3-vl-instruct",
+        "qwen3-vl-thinking",
+        "ministral",
+        "harmony",
+        "cogito",
+        "deepseek3",
+        "olmo3",
+        "olmo3-think",
+        "nemotron-3-nano",
+        "functiongemma",
+        "glm-4.7",
+        "gemma4",
+        "gemma4-no-thinking",
+        "lfm2",
+        "lfm2-thinking",
+        "laguna",
+    )
 )
 THINKING_PARSERS = frozenset(
-    ("qwen3", "qwen3-thinking", "qwen3.5", "qwen3-vl-thinking", "harmony", "cogito", "deepseek3", "olmo3-think")
-    + ("nemotron-3-nano", "glm-4.7", "gemma4", "lfm2-thinking", "laguna")
+    (
+        "qwen3",
+        "qwen3-thinking",
+        "qwen3.5",
+        "qwen3-vl-thinking",
+        "harmony",
+        "cogito",
+        "deepseek3",
+        "olmo3-think",
+        "nemotron-3-nano",
+        "glm-4.7",
+        "gemma4",
+        "lfm2-thinking",
+        "laguna",
+    )
 )
 THINKING_FAMILIES = frozenset({"gptoss", "gpt-oss"})
 

@@ -66,6 +66,7 @@ class FileDetails:
     has_audio: bool
     chat_template: str
     size_label: str
+    n_splits: int  # files the model is cut into; 1 for nearly all
 
     @property
     def parameter_size(self) -> str:
@@ -108,6 +109,7 @@ def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
             has_audio=meta.has("audio.block_count") or _says_yes(file, "clip.has_audio_encoder"),
             chat_template=meta.string("tokenizer.chat_template", ""),
             size_label=meta.string("general.size_label", ""),
+            n_splits=max(1, meta.integer("split.count", 1)),
         )
 
 

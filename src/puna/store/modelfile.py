@@ -21,7 +21,7 @@ ROLES = ("system", "user", "assistant")
 MAX_CHARACTERS = 16 << 20
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_SEMVER = re.compile(r"v?(0|[1-9]\d*)(\.(0|[1-9]\d*)){0,2}([-+][0-9A-Za-z.+-]+)?")
+SEMVER = re.compile(r"v?(0|[1-9]\d*)(\.(0|[1-9]\d*)){0,2}([-+][0-9A-Za-z.+-]+)?")
 _FIRST_WORD = re.compile(r"[ \t]*([^ \t]*)[ \t]*")
 
 
@@ -172,7 +172,7 @@ def _instruction(keyword: str, rest: str, lines: _Lines, begin: int) -> Instruct
             parameters.parse(name, value)
         except BadRequest as error:
             raise FileFormatError(f"(line {begin}): {error}") from error
-    if keyword == "requires" and not _SEMVER.fullmatch(value):
+    if keyword == "requires" and not SEMVER.fullmatch(value):
         raise FileFormatError(f"(line {begin}): requires must be a valid semver (e.g. 0.14.0)")
     return Instruction(keyword, value, name, begin)
 

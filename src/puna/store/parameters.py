@@ -16,8 +16,18 @@ from puna.errors import BadRequest
 TYPES = {item.name: str(item.type).removesuffix(" | None") for item in fields(Options)}
 LISTS = frozenset(name for name, kind in TYPES.items() if kind == "list[str]")
 DEPRECATED = frozenset(
-    ("penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock")
-    + ("mirostat", "mirostat_tau", "mirostat_eta", "draft_num_predict")
+    (
+        "penalize_newline",
+        "low_vram",
+        "f16_kv",
+        "logits_all",
+        "vocab_only",
+        "use_mlock",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "draft_num_predict",
+    )
 )
 
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))

@@ -1,0 +1,270 @@
+"""Make a model from another one, or from GGUF files whose blobs are already in the store.
+
+Changed layers are written anew, all others are shared with the base model. Converts and quantises nothing yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from puna.errors import BadRequest, NotFound, PunaError, UnsupportedModel
+from puna.store import config as configs
+from puna.store import parameters
+from puna.store.blobs import Blob, parse_digest
+from puna.store.config import ModelConfig
+from puna.store.details import FileDetails, read_details
+from puna.store.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE, Layer, Manifest
+from puna.store.model import StoredModel
+from puna.store.modelfile import ROLES, SEMVER
+from puna.store.names import Name
+from puna.store.progress import Progress, Report
+
+if TYPE_CHECKING:
+    from puna.store.store import Store
+
+QUANTIZATIONS = ("F32", "F16", "Q4_K_S", "Q4_K_M", "Q8_0")
+UNQUANTIZED = ("F32", "F16", "BF16")
+GGUF_MAGIC = b"GGUF"
+
+_INFO_TYPES: dict[str, tuple[str, str]] = {  # field of a request's info: field of the configuration, type
+    "model_family": ("model_family", "string"),
+    "base_name": ("base_name", "string"),
+    "quantization_level": ("file_type", "string"),
+    "parameter_size": ("model_type", "string"),
+    "context_length": ("context_length", "number"),
+    "embedding_length": ("embedding_length", "number"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a model is made of. Exactly one of *base* and *files* gives the weights."""
+
+    base: str = ""  # name of a model; pulled when it is not there
+    files: Mapping[str, str] | None = None  # relative path: digest
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    template: str = ""
+    system: str = ""
+    licenses: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] = ()
+    renderer: str = ""
+    parser: str = ""
+    requires: str = ""
+    quantize: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    source: dict[str, str] | None = None  # kept in the configuration: where the weights came from
+
+    def check(self) -> None:
+        """Everything that can be said before any file is touched.
+
+        Errors: BadRequest; PunaError for a quantisation that does not exist; OptionTypeError.
+        """
+        if not self.base and self.files is None:
+            raise BadRequest("neither 'from' or 'files' was specified")
+        for path, digest in [*(self.files or {}).items(), *self.adapters.items()]:
+            _check_path(path)
+            parse_digest(digest)
+        if not self.base and not self.files:
+            raise BadRequest("unknown type")
+        if len(self.adapters) > 1:
+            raise BadRequest("only one adapter is currently supported")
+        for message in self.messages:
+            if message.get("role") not in (*ROLES, "tool"):
+                raise BadRequest('message role must be one of "system", "user", or "assistant"')
+        if self.requires and not SEMVER.fullmatch(self.requires):
+            raise BadRequest("requires must be a valid semver (e.g. 0.14.0)")
+        if self.quantize:
+            _check_quantization(self.quantize)
+        parameters.check(self.parameters)
+        _info_fields(self.info)
+
+
+def create(store: Store, name: Name, recipe: Recipe, report: Report) -> StoredModel:
+    """Write the layers and the manifest of a new model, or of a new version of one.
+
+    Errors: as Recipe.check; FileFormatError for a damaged GGUF file; UnsupportedModel for what only conversion could use.
+    """
+    recipe.check()
+    draft = _Draft(store, report)
+    if recipe.base:
+        draft.take_over(_base(store, recipe.base, report), recipe)
+    else:
+        for path, digest in (recipe.files or {}).items():
+            draft.add_model_file(path, parse_digest(digest))
+    for path, digest in recipe.adapters.items():
+        draft.add_adapter(path, parse_digest(digest))
+    draft.add_texts(recipe)
+    return draft.write(name, recipe)
+
+
+class _Draft:
+    """The layers and the configuration of a model in the making."""
+
+    def __init__(self, store: Store, report: Report) -> None:
+        self.store = store
+        self.report = report
+        self.layers: list[tuple[Layer, bool]] = []  # with whether the blob is new
+        self.config = ModelConfig(model_format="gguf")
+        self.extra: dict[str, Any] = {}
+        self.parameters: dict[str, Any] = {}
+
+    def take_over(self, base: StoredModel, recipe: Recipe) -> None:
+        replaced = {
+            kind
+            for kind, is_given in (
+                ("template", recipe.template),
+                ("prompt", recipe.template),
+                ("system", recipe.system),
+                ("messages", recipe.messages),
+                ("adapter", recipe.adapters),
+                ("params", True),
+            )
+            if is_given
+        }
+        if recipe.quantize and base.quantization_level not in UNQUANTIZED:
+            raise PunaError("quantization is only supported for F16, BF16 and F32 models")
+        if recipe.quantize:
+            raise UnsupportedModel("quantizing is not supported yet; create the model from a GGUF file that is already quantized")
+        for layer in base.manifest.layers if base.manifest else ():
+            if layer.kind in replaced:
+                continue
+            origin = base.name if layer.kind == "model" else layer.origin
+            self.layers.append((msgspec.structs.replace(layer, origin=origin), False))
+        self.config = msgspec.structs.replace(base.config, source=None)
+        self.extra = base.config_extra
+        self.parameters = dict(base.parameters)
+
+    def add_model_file(self, path: str, digest: str) -> None:
+        details = self._details(path, digest)
+        self._add_blob("model" if details.kind == "model" else details.kind, digest)
+        if details.kind == "model":
+            self.config = msgspec.structs.replace(
+                self.config,
+                model_family=details.architecture,
+                model_families=[details.architecture],
+                model_type=details.parameter_size,
+                file_type=details.file_type,
+            )
+        elif details.kind == "projector" and self.config.model_families is None:
+            self.config = msgspec.structs.replace(self.config, model_families=[details.architecture])
+
+    def add_adapter(self, path: str, digest: str) -> None:
+        details = self._details(path, digest)
+        if details.kind != "adapter":
+            raise BadRequest(f"{path} is a GGUF file, but not of an adapter")
+        self._add_blob("adapter", digest)
+
+    def add_texts(self, recipe: Recipe) -> None:
+        if recipe.template:
+            self._add("template", recipe.template.encode())
+        if recipe.system:
+            self._add("system", recipe.system.encode())
+        for text in recipe.licenses:
+            self._add("license", text.encode())
+        options = {**self.parameters, **parameters.check(recipe.parameters)}
+        if options:
+            self._add("params", msgspec.json.encode(options) + b"\n")
+        if recipe.messages:
+            self._add("messages", msgspec.json.encode([dict(message) for message in recipe.messages]) + b"\n")
+
+    def write(self, name: Name, recipe: Recipe) -> StoredModel:
+        if not any(layer.kind == "model" for layer, _ in self.layers):
+            raise BadRequest("the files hold no model, only adapters or projectors")
+        changes: dict[str, Any] = {key: value for key in ("renderer", "parser") if (value := getattr(recipe, key))}
+        if recipe.requires:
+            changes["requires"] = recipe.requires.removeprefix("v")
+        changes |= _info_fields(recipe.info)
+        changes["source"] = recipe.source
+        digests = [layer.digest for layer, _ in self.layers]
+        content = configs.encode(msgspec.structs.replace(self.config, **changes), self.extra, digests)
+        blob = self.store.blobs.add(content)
+        config = Layer(CONFIG_TYPE, blob.digest, blob.n_bytes)
+        for layer, is_new in (*self.layers, (config, blob.is_new)):
+            self.report(Progress(f"{'creating new' if is_new else 'using existing'} layer {layer.digest}"))
+        self.report(Progress("writing manifest"))
+        manifest = Manifest(2, MANIFEST_TYPE, config, [layer for layer, _ in self.layers])
+        stored, _ = self.store.write_manifest(name, manifest)
+        return self.store.get(stored.full)
+
+    def _details(self, path: str, digest: str) -> FileDetails:
+        if path.lower().endswith(".safetensors"):
+            raise UnsupportedModel("importing safetensors is not supported yet; convert the model to GGUF first")
+        if not self.store.blobs.has(digest):
+            raise BadRequest(f'blob "{digest}" not found, upload it first')
+        blob = self.store.blobs.path(digest)
+        if _begins(blob) != GGUF_MAGIC:
+            raise BadRequest("supplied file was not in GGUF format" if path.lower().endswith(".gguf") else "unknown type")
+        self.report(Progress("parsing GGUF"))
+        details = read_details(blob)
+        if details.n_splits > 1:
+            raise UnsupportedModel(f"{path} is one of {details.n_splits} parts of a split model; merge them into one file first")
+        return details
+
+    def _add(self, kind: str, content: bytes) -> None:
+        self._append(kind, self.store.blobs.add(content))
+
+    def _add_blob(self, kind: str, digest: str) -> None:
+        self._append(kind, Blob(digest, self.store.blobs.n_bytes(digest), is_new=False))
+
+    def _append(self, kind: str, blob: Blob) -> None:
+        layer = Layer(LAYER_PREFIX + kind, blob.digest, blob.n_bytes)
+        if all(layer != known for known, _ in self.layers):
+            self.layers.append((layer, blob.is_new))
+
+
+def _base(store: Store, text: str, report: Report) -> StoredModel:
+    try:
+        return store.get(text)
+    except NotFound:
+        return store.pull(text, report)
+
+
+def _begins(path: Any) -> bytes:
+    with path.open("rb") as file:
+        return bytes(file.read(4))
+
+
+def _check_path(path: str) -> None:
+    pure = PurePosixPath(path)
+    is_clean = bool(path) and str(pure) == path and not pure.is_absolute() and ".." not in pure.parts and path != "."
+    if not is_clean or "\0" in path or "\\" in path or PureWindowsPath(path).drive:
+        raise BadRequest("file path must be relative")
+
+
+def _check_quantization(text: str) -> None:
+    wanted = text.upper()
+    if wanted not in (*QUANTIZATIONS, "BF16", "Q4_K"):
+        raise PunaError(f"unsupported quantization type {wanted} - supported types are {', '.join(QUANTIZATIONS)}")
+
+
+def _info_fields(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes to the configuration.
+
+    Errors: BadRequest naming the field of the wrong type.
+    """
+    changes: dict[str, Any] = {}
+    for key, (target, kind) in _INFO_TYPES.items():
+        value = info.get(key)
+        if value is None:
+            continue
+        if kind == "string" and not isinstance(value, str):
+            raise BadRequest(f'info field "{key}" must be a string')
+        if kind == "number":
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise BadRequest(f'info field "{key}" must be a number')
+            if value < 0 or value != int(value):
+                raise BadRequest(f'info field "{key}" must be a non-negative integer')
+            value = int(value)
+        changes[target] = value
+    names = info.get("capabilities")
+    if names is not None:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise BadRequest('info field "capabilities" must be a list of strings')
+        changes["capabilities"] = names
+    return changes

