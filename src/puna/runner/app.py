@@ -174,17 +174,16 @@ class Completion:
                 replies.abandon()
                 if handle is not None:
                     handle.cancel()
-            self._count(last)
+            self._count(last, was_refused=handle is None)
 
-    def _count(self, last: CompletionReply | None) -> None:
-        """Nothing last: the client left, or the request raised an error."""
+    def _count(self, last: CompletionReply | None, was_refused: bool) -> None:
         if isinstance(last, Done):
             self._counters[last.reason] += 1
             self._counters["prompt_tokens"] += last.prompt_eval_count
             self._counters["cached_tokens"] += last.cached_count
             self._counters["generated_tokens"] += last.eval_count
         else:
-            self._counters["failed" if isinstance(last, Failed) else "abandoned"] += 1
+            self._counters["failed" if was_refused or last is not None else "abandoned"] += 1
 
 
 async def _watch(receive: Receive, replies: Replies) -> None:

@@ -134,6 +134,7 @@ class _Server(uvicorn.Server):
 def make_server(service: EngineService) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(service),
+        http="httptools",
         log_config=None,
         access_log=False,
         lifespan="off",

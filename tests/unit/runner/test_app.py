@@ -155,12 +155,15 @@ def test_web_pages_are_refused(client: httpx.Client, engine: FakeEngine) -> None
 def test_metrics_count_what_happened(client: httpx.Client) -> None:
     for prompt in ("one two", "fail", "fail late", "refuse"):
         client.post("/completion", json={"prompt": prompt})
+    with client.stream("POST", "/completion", json={"prompt": "flood"}) as stream:
+        next(stream.iter_raw())
+    wait_until(lambda: "abandoned" in client.get("/metrics").json()["completions"])
     metrics = client.get("/metrics").json()
     assert metrics["status"] == "ready"
     assert metrics["completions"] == {
-        "requests": 4,
+        "requests": 5,
         "stop": 1,
-        "failed": 2,
+        "failed": 3,
         "abandoned": 1,
         "prompt_tokens": 3,
         "cached_tokens": 1,

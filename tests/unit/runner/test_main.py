@@ -29,8 +29,10 @@ RUNNER = [sys.executable, "-m", "tests.unit.runner.fake_engine", "--model", "fak
 
 
 @contextmanager
-def runner(*args: str, stdin: int = subprocess.PIPE) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
-    process = subprocess.Popen([*RUNNER, *args], cwd=ROOT, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def runner(
+    *args: str, command: list[str] = RUNNER, stdin: int = subprocess.PIPE
+) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+    process = subprocess.Popen([*command, *args], cwd=ROOT, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout is not None
         port = json.loads(process.stdout.readline())["port"]
@@ -69,6 +71,21 @@ def test_a_signal_ends_streams_properly_and_the_process_with_status_0(number: in
             next(received)
             process.send_signal(number)
             assert json.loads(list(received)[-1]) == {"type": "failed", "error": "the runner is ending", "status": 503}
+        assert process.wait(5) == 0
+
+
+def test_an_engine_that_does_not_close_delays_the_end_but_does_not_prevent_it() -> None:
+    code = (
+        "import puna.runner.serve as serve, puna.runner.main as main\n"
+        "from tests.unit.runner.fake_engine import FakeEngine\n"
+        "serve.CLOSE_S, serve.EXIT_S = 0.1, 0.6\n"
+        "engine = FakeEngine()\n"
+        "engine.close_s = 60\n"
+        "main.main(['--model', 'x'], lambda path: engine)\n"
+    )
+    with runner(command=[sys.executable, "-c", code]) as (process, client):
+        wait_for_status(client, "ready")
+        process.terminate()
         assert process.wait(5) == 0
 
 
