@@ -1,0 +1,54 @@
+# Each target works on a fresh checkout: setup.py makes .venv, and does nothing when nothing changed.
+
+PYTHON ?= python3
+MODEL ?= smollm2:135m
+ARGS ?=
+BIN := .venv/bin
+QUESTION := What is the capital of France? Answer in one short sentence.
+
+# Only from the command line: shells that export their own PROMPT would otherwise send it to the model.
+ifeq ($(origin PROMPT),command line)
+override PROMPT := $(value PROMPT)
+else
+override PROMPT :=
+endif
+export PROMPT QUESTION
+
+.PHONY: help run test check format bench clean FORCE
+
+help:
+	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
+	@echo 'make run PROMPT="..."     answer yours'
+	@echo 'make test                 all tests (ARGS="-k name" for some)'
+	@echo 'make check                format, lint, types, imports'
+	@echo 'make format               bring the code into the expected format'
+	@echo 'make bench                measure the engine against libllama'
+	@echo 'make clean                remove .venv and caches (compiled libraries stay in the user cache)'
+
+.venv/.ready: FORCE
+	@$(PYTHON) tools/setup.py
+
+run: .venv/.ready
+	@if [ -n "$$PROMPT" ]; then exec $(BIN)/puna run $(MODEL) -- "$$PROMPT" </dev/null; \
+	elif [ -t 0 ] && [ -t 1 ]; then exec $(BIN)/puna run $(MODEL); \
+	else exec $(BIN)/puna run $(MODEL) -- "$$QUESTION" </dev/null; fi
+
+test: .venv/.ready
+	$(BIN)/pytest $(ARGS)
+
+check: .venv/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.ready
+	$(BIN)/python -m bench.engine $(ARGS)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
