@@ -25,6 +25,7 @@ OnBytes = Callable[[int, int], None]
 
 POLL_S = 0.05
 MAX_REPORT_BYTES = 64 << 20
+METADATA_BYTES = 1 << 20  # metadata is smaller, models are larger
 
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
 _SHA256 = re.compile(r"([0-9a-f]{64})?")
@@ -35,15 +36,19 @@ _MISSING = re.compile(r"No matching distribution found|Could not find a version"
 
 @dataclass(frozen=True)
 class Wheel:
-    """What pip would download; *sha256* is empty when the index states none."""
+    """What pip would download; *version* and *sha256* are empty when the index does not say without the download itself."""
 
     package: str
-    version: str
-    sha256: str
+    version: str = ""
+    sha256: str = ""
 
     @property
     def requirement(self) -> str:
-        return f"{self.package}=={self.version}"
+        return f"{self.package}=={self.version}" if self.version else self.package
+
+
+class _EnoughError(Exception):
+    """pip has begun to fetch the wheel itself only to look into it."""
 
 
 class Pip:
@@ -58,18 +63,28 @@ class Pip:
                 '(in an environment made by uv: "uv pip install pip") and pull again'
             )
 
-    def resolve(self, requirement: str) -> Wheel:
+    def resolve(self, wanted: Wheel) -> Wheel:
         """Find the wheel that fits this machine.
 
+        Where the index has no separate metadata, pip would fetch the whole wheel for that and throw it away: then it is
+        stopped, and the result is *wanted* as it came.
         Errors: SourceError saying whether the package, a wheel of it, or the way to the index is missing.
         """
         report = self._folder / "report.json"
         arguments = ["install", "--dry-run", "--ignore-installed", "--report", str(report)]
-        failure = self._run([*arguments, *_SHARED, requirement])
+        try:
+            failure = self._run([*arguments, *_SHARED, wanted.requirement], self._stop_at_wheel)
+        except _EnoughError:
+            return wanted
         if failure is not None:
-            raise self._explain(requirement, failure)
+            raise self._explain(wanted.requirement, failure)
         version, sha256 = _read_report(report)
-        return Wheel(requirement.partition("==")[0], version, sha256)
+        return Wheel(wanted.package, version, sha256)
+
+    def _stop_at_wheel(self, done: int, total: int) -> None:
+        self._on_bytes(0, 0)
+        if total > METADATA_BYTES:
+            raise _EnoughError
 
     def download(self, wheel: Wheel) -> Path:
         """Fetch the wheel's file.
@@ -78,7 +93,7 @@ class Pip:
         """
         folder = self._folder / "wheel"
         folder.mkdir()
-        failure = self._run(["download", "--dest", str(folder), *_SHARED, wheel.requirement])
+        failure = self._run(["download", "--dest", str(folder), *_SHARED, wheel.requirement], self._on_bytes)
         if failure is not None:
             raise self._explain(wheel.requirement, failure)
         found = list(folder.glob("*.whl"))
@@ -86,50 +101,53 @@ class Pip:
             raise SourceError(f"pip downloaded {len(found)} wheels for {wheel.requirement} instead of one")
         return found[0]
 
-    def _run(self, arguments: list[str]) -> str | None:
+    def _run(self, arguments: list[str], on_bytes: OnBytes) -> str | None:
         """None on success, else what pip wrote about its failure."""
         out, err = self._folder / "out.txt", self._folder / "err.txt"
         options = ["--no-input", "--disable-pip-version-check", "--no-color", "--cache-dir", str(self._folder / "cache")]
         # -P: the folder we happen to run in must not provide modules
         command = [sys.executable, "-P", "-m", "pip", *options, *arguments]
         environment = {**os.environ, "TMPDIR": str(self._folder), "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUTF8": "1"}
+        environment.pop("PIP_NO_CACHE_DIR", None)  # it would win over the cache folder named here
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment)
             try:
-                self._watch(process, out)
+                _watch(process, out, on_bytes)
             finally:
                 _stop(process)
         return None if process.returncode == 0 else err.read_bytes()[-100_000:].decode(errors="replace")
-
-    def _watch(self, process: subprocess.Popen[bytes], out: Path) -> None:
-        done = 0
-        with out.open("rb") as lines:
-            while True:
-                is_over = process.poll() is not None
-                found = _PROGRESS.findall(lines.read())
-                if found and int(found[-1][0]) > done:
-                    done = int(found[-1][0])
-                    self._on_bytes(done, int(found[-1][1]))
-                else:
-                    self._on_bytes(0, 0)
-                if is_over:
-                    return
-                time.sleep(POLL_S)
 
     def _explain(self, requirement: str, failure: str) -> SourceError:
         package = requirement.partition("==")[0]
         errors = [line.removeprefix("ERROR: ") for line in failure.splitlines() if line.startswith("ERROR: ")]
         if _UNREACHABLE.search(failure):
-            return SourceError(f"the package index could not be reached to look for {requirement}: {_last_words(failure)}")
+            reason = next((line for line in failure.splitlines() if _UNREACHABLE.search(line)), "")
+            return SourceError(f"the package index could not be reached to look for {requirement}: {reason[:500]}")
         if not _MISSING.search(failure):
             return SourceError(f"pip could not get {requirement}: {' '.join(errors) or _last_words(failure)}")
         # a listing names versions that exist only as source archives, and builds nothing
-        if self._run(["index", "versions", package]) is not None:
+        if self._run(["index", "versions", package], self._on_bytes) is not None:
             return SourceError(f"there is no package {package} on your package index (pip's settings say which one that is)")
         return SourceError(f"{package} exists, but there is no wheel of {requirement} that fits this Python and machine")
 
 
 _SHARED = ["--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--progress-bar=raw"]
+
+
+def _watch(process: subprocess.Popen[bytes], out: Path, on_bytes: OnBytes) -> None:
+    done = 0
+    with out.open("rb") as lines:
+        while True:
+            is_over = process.poll() is not None
+            found = _PROGRESS.findall(lines.read())
+            if found and int(found[-1][0]) > done:
+                done = int(found[-1][0])
+                on_bytes(done, int(found[-1][1]))
+            else:
+                on_bytes(0, 0)
+            if is_over:
+                return
+            time.sleep(POLL_S)
 
 
 def _last_words(failure: str) -> str:

