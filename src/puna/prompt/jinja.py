@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -37,16 +37,17 @@ MAX_INDENT = 64
 MAX_STRIP_CHARS = 256
 MAX_INTEGER_BITS = 4096
 
-_FILTERS = (
-    "abs attr capitalize count d default dictsort e escape first float groupby indent int items join last length list lower "
-    "map max min reject rejectattr replace reverse round safe select selectattr sort string sum title trim truncate unique "
-    "upper urlencode wordcount"
-).split()  # noqa: SIM905  # as lists these would take a hundred lines
-_METHODS = frozenset(
-    "capitalize casefold copy count endswith find get index isalnum isalpha isascii isdecimal isdigit islower isnumeric "
-    "isspace istitle isupper items join keys lower lstrip partition removeprefix removesuffix replace rfind rindex "
-    "rpartition rsplit rstrip split splitlines startswith strip swapcase title upper values is_integer bit_length".split()  # noqa: SIM905
-)
+_FILTERS = """
+    abs attr capitalize count d default dictsort e escape first float groupby indent int items join last length list lower
+    map max min reject rejectattr replace reverse round safe select selectattr sort string sum title trim truncate unique
+    upper urlencode wordcount
+"""
+_METHODS = """
+    bit_length capitalize casefold copy count endswith find get index is_integer isalnum isalpha isascii isdecimal isdigit
+    islower isnumeric isspace istitle isupper items join keys lower lstrip partition removeprefix removesuffix replace rfind
+    rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper values
+"""
+_ALLOWED_METHODS = frozenset(_METHODS.split())
 _PLAIN_DATE = re.compile(r"(?:%%|%-?[A-Za-z]|[^%])*")
 _WIDE_PERCENT = re.compile(r"%[^%a-zA-Z]*(?:\*|\d{4})")
 _WIDE_BRACE = re.compile(r"\{[^{}]*[:!][^{}]*(?:\{|\d{4})")
@@ -61,7 +62,7 @@ class TemplateRefusedError(TemplateError):
 class _GenerationBlock(Extension):
     """``{% generation %}`` marks what the assistant wrote, for training; here it is transparent."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  # declared so by the base class
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -160,7 +161,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             optimized=False,  # nothing is computed before a Budget watches
             finalize=self.printed,
         )
-        self.filters = {name: _accounted(name, self.filters[name]) for name in _FILTERS}
+        self.filters = {name: _accounted(name, self.filters[name]) for name in _FILTERS.split()}
         self.filters["tojson"] = _accounted("tojson", _to_json)
         self.globals.clear()
         self.globals.update(
@@ -215,7 +216,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(obj, Macro | LoopContext | Undefined | _BoundFormat):
             return True
         if isinstance(obj, types.BuiltinMethodType):
-            return obj.__name__ in _METHODS and not isinstance(obj.__self__, type | types.ModuleType)
+            return obj.__name__ in _ALLOWED_METHODS and not isinstance(obj.__self__, type | types.ModuleType)
         if isinstance(obj, types.MethodType):
             return isinstance(obj.__self__, LoopContext | jinja2.runtime.BlockReference)
         return any(obj is allowed for allowed in self._callables)

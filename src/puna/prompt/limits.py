@@ -7,7 +7,7 @@ A Budget counts for one rendering; whoever interprets a template reports every s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from puna.errors import TemplateError
@@ -77,7 +77,7 @@ class Budget:
                     _too_much(f"a value with more than {MAX_ITEMS} items")
                 waiting.extend(top.keys())
                 waiting.extend(top.values())
-            elif isinstance(top, CONTAINERS):
+            elif isinstance(top, Collection) and isinstance(top, CONTAINERS):
                 if len(top) + len(waiting) > MAX_ITEMS:
                     _too_much(f"a value with more than {MAX_ITEMS} items")
                 waiting.extend(top)
