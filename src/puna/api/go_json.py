@@ -1,0 +1,164 @@
+"""Reading and writing JSON as Ollama's clients expect it of a server written in Go.
+
+Read: any content type, field names in any case, null means "not given", unknown fields ignored, text after the value
+ignored, and errors worded like those of Go's decoder. Written: ``<``, ``>`` and ``&`` escaped.
+Knows no request in particular.
+
+Source: Ollama's REST API, "Global HTTP behaviour"; Go's encoding/json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from puna.errors import BadRequest
+
+M = TypeVar("M", bound="Request")
+
+
+class Request(BaseModel):
+    """Base of what clients send, nested objects included."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_names(cls, data: Any) -> Any:
+        """Match field names in any case, an exact match winning, and leave nulls out."""
+        if not isinstance(data, dict):
+            return data
+        found: dict[str, Any] = {}
+        for name, value in data.items():
+            field = name if name in cls.model_fields else name.lower()
+            if value is not None and (field == name or field not in data):
+                found[field] = value
+        return found
+
+
+def parse(kind: type[M], body: bytes) -> M:
+    """Errors: BadRequest with Go's wording."""
+    value = loads(body)
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise BadRequest(_describe(kind, error.errors(include_url=False)[0], value)) from None
+
+
+# Reading
+
+
+def loads(body: bytes) -> Any:
+    """The first JSON value in *body*.
+
+    Errors: BadRequest; an empty body is ``missing request body``.
+    """
+    text = body.decode("utf-8", "replace")
+    begin = len(text) - len(text.lstrip(" \t\r\n"))
+    if begin == len(text):
+        raise BadRequest("missing request body")
+    try:
+        value, _ = _decoder.raw_decode(text, begin)
+    except json.JSONDecodeError as error:
+        raise BadRequest(_syntax_error(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("exceeded max depth" if isinstance(error, RecursionError) else str(error)) from None
+    return _without_surrogates(value) if _SURROGATE.search(text) else value
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Half of a surrogate pair is no character: put U+FFFD in its place, as Go does."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"invalid character '{name.lstrip('-')[0]}' looking for beginning of value")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant)
+
+_EXPECTATIONS = {
+    "Expecting value": "looking for beginning of value",
+    "Expecting property name enclosed in double quotes": "looking for beginning of object key string",
+    "Illegal trailing comma before end of object": "looking for beginning of object key string",
+    "Illegal trailing comma before end of array": "looking for beginning of value",
+    "Expecting ':' delimiter": "after object key",
+    "Expecting ',' delimiter": "after object key:value pair",
+    "Invalid control character at": "in string literal",
+    "Invalid \\escape": "in string escape code",
+    "Invalid \\uXXXX escape": "in \\u hexadecimal character escape",
+}
+
+
+def _syntax_error(error: json.JSONDecodeError) -> str:
+    text, position = error.doc, error.pos
+    if error.msg.startswith("Illegal trailing comma"):
+        position += 1 + len(text[position + 1 :]) - len(text[position + 1 :].lstrip(" \t\r\n"))
+    if position >= len(text) or error.msg.startswith("Unterminated string"):
+        return "unexpected EOF"
+    context = next((phrase for message, phrase in _EXPECTATIONS.items() if error.msg.startswith(message)), error.msg)
+    character = text[position] if text[position] not in "'\\" else "\\" + text[position]
+    return f"invalid character '{character}' {context}"
+
+
+# Describing what is wrong with a value
+
+_GO_TYPES = {
+    "string_type": "string",
+    "bool_type": "bool",
+    "int_type": "int",
+    "int_from_float": "int",
+    "float_type": "float64",
+    "list_type": "[]",
+    "dict_type": "map[string]interface {}",
+    "model_type": "struct",
+    "model_attributes_type": "struct",
+}
+
+
+def _describe(kind: type[BaseModel], error: ErrorDetails, body: Any) -> str:
+    if error["type"] == "value_error":  # from our own validators: the text is meant for the client
+        return str(error["ctx"]["error"])
+    where = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
+    wanted = _GO_TYPES.get(error["type"])
+    if not where:
+        return f"json: cannot unmarshal {_go_name(body)} into Go value of type api.{kind.__name__}"
+    if wanted is None:
+        return f"{where}: {error['msg']}"
+    return f"json: cannot unmarshal {_go_name(error['input'])} into Go struct field {kind.__name__}.{where} of type {wanted}"
+
+
+def _go_name(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, float):
+        return f"number {value!r}"
+    names: dict[type, str] = {str: "string", int: "number", dict: "object", list: "array", type(None): "null"}
+    return names.get(type(value), "value")
+
+
+# Writing
+
+_encoder = msgspec.json.Encoder()
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON. What must be escaped for HTML stands in strings only, so bytes can be replaced."""
+    data = _encoder.encode(value)
+    if b"<" in data or b">" in data or b"&" in data:
+        data = data.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
+    return data

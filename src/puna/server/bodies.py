@@ -1,0 +1,83 @@
+"""Request bodies in and streamed bodies out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from puna.api import go_json
+from puna.server.errors import JSON_CONTENT_TYPE, describe
+
+M = TypeVar("M", bound=go_json.Request)
+
+MAX_BODY_BYTES = 128 << 20  # a chat with some dozen photographs
+NDJSON = "application/x-ndjson"
+EVENT_STREAM = "text/event-stream"
+
+
+async def read_json(request: Request, kind: type[M]) -> M:
+    """The body as a message, whatever its content type says.
+
+    Errors: BadRequest; HTTPException 413 when it is too large.
+    """
+    return go_json.parse(kind, await read_body(request))
+
+
+async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    parts: list[bytes] = []
+    n_bytes = 0
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise HTTPException(413, "http: request body too large")
+    async for part in request.stream():
+        n_bytes += len(part)
+        if n_bytes > max_bytes:
+            raise HTTPException(413, "http: request body too large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(go_json.dumps(value), status, media_type=JSON_CONTENT_TYPE)
+
+
+class Stream(Response):
+    """A body sent part by part as the parts come.
+
+    An error before the first part is raised, so that it gets a status of its own; a later one becomes the last part.
+    Whatever ends the response, the generator is closed before it returns, and with it all that it holds.
+    """
+
+    def __init__(
+        self, parts: AsyncGenerator[bytes, None], content_type: str, error_part: Callable[[str, int], bytes], **headers: str
+    ) -> None:
+        super().__init__(media_type=content_type, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        del self.headers["content-length"]
+        self._parts = parts
+        self._error_part = error_part
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._parts) as parts:
+            has_started = False
+            try:
+                async for part in parts:
+                    if not has_started:
+                        await self._start(send)
+                        has_started = True
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            except Exception as error:  # the status is gone: the client can only be told in the body
+                if not has_started:
+                    raise
+                await send({"type": "http.response.body", "body": self._error_part(*describe(error)), "more_body": True})
+        if not has_started:
+            await self._start(send)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
