@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO
 
@@ -25,18 +24,18 @@ _TAIL_BYTES = 4000
 _TAIL_LINES = 12
 
 # -P: a folder named puna in the current directory must not be taken for this package
-SERVE_COMMAND = (sys.executable, "-P", "-m", "puna", "serve")
+SERVE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "puna", "serve")
 
 
 class PrivateServer:
     """The child process, its address and its log."""
 
-    def __init__(self, command: Sequence[str] = SERVE_COMMAND, *, show_log: bool = False) -> None:
+    def __init__(self, *, show_log: bool = False) -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
             self.address = Address(host="127.0.0.1", port=listener.getsockname()[1])
             self._log: IO[bytes] | None = None if show_log else tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
             self._process = subprocess.Popen(
-                [*command, "--fd", str(listener.fileno())],
+                [*SERVE_COMMAND, "--fd", str(listener.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=self._log if self._log else 2,
                 stderr=self._log,

@@ -18,7 +18,7 @@ import typer
 
 from puna.settings import load
 
-_GRACE_S = 5.0
+_GRACE_S = 3.0
 
 
 def serve(

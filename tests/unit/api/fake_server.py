@@ -70,7 +70,7 @@ PS: Json = {
         }
     ]
 }
-MODELS = ("echo", "thinker", "broken", "endless", "embedder", "wordy")
+MODELS = ("echo", "thinker", "broken", "endless", "embedder", "wordy", "slow")
 
 
 @dataclass
@@ -82,6 +82,10 @@ class FakeServer:
     blobs: dict[str, bytes] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
     address: Address = field(default_factory=Address)
+
+    def reset(self) -> None:
+        for memory in (self.requests, self.pulled, self.blobs, self.cancelled):
+            memory.clear()
 
     def bodies(self, path: str) -> list[Json]:
         return [body for name, body in self.requests if name == path]
@@ -156,7 +160,8 @@ class FakeServer:
                 if model == "broken":
                     yield _line({"error": "the model fell over"})
                     return
-                while model == "endless":
+                count = {"endless": 10**9, "slow": 50}.get(model, 0)
+                for _ in range(count):
                     yield _line({"model": model, "done": False, "response": ".", "message": {"content": "."}})
                     await asyncio.sleep(0.02)
                 yield _line({"model": model, "response": "", "message": {"content": ""}, **FINAL})

@@ -12,10 +12,17 @@ from tests.unit.api.fake_server import FakeServer, running
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
+@pytest.fixture(scope="session")
+def shared_fake() -> Iterator[FakeServer]:
     with running() as server:
         yield server
+
+
+@pytest.fixture
+def fake(shared_fake: FakeServer) -> FakeServer:
+    """A server that remembers nothing."""
+    shared_fake.reset()
+    return shared_fake
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+"""``puna`` with a server that is the tests' own: run as a script, it takes the place of ``python -m puna``.
+
+FAKE_SERVE chooses what ``serve`` does: "die" ends before the first request, "hang" never listens to signals.
+FAKE_PIDS names a file that gets the process id.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+from tests.unit.api.fake_server import FakeServer
+from tests.unit.api.fake_server import serve as serve_fake
+
+from puna.cli import private_server
+from puna.cli.main import main
+from puna.settings import Settings
+
+
+def serve(settings: Settings, sock: socket.socket) -> None:
+    pids = [os.getpid()]
+    mode = os.environ.get("FAKE_SERVE", "")
+    if mode == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        pids.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)  # as a runner would be
+    with Path(os.environ["FAKE_PIDS"]).open("a") as file:
+        file.write("".join(f"{pid}\n" for pid in pids))
+    if mode == "die":
+        print("the store is on fire", file=sys.stderr)
+        sys.exit(3)
+    time.sleep(0.3)  # requests wait meanwhile
+    assert settings.host.port == sock.getsockname()[1]
+    serve_fake(FakeServer(), sock)
+    while mode == "hang":
+        time.sleep(1)
+
+
+module = types.ModuleType("puna.server.app")
+module.serve = serve  # type: ignore[attr-defined]
+sys.modules["puna.server.app"] = module
+private_server.SERVE_COMMAND = (sys.executable, __file__, "serve")
+main()

@@ -1,0 +1,144 @@
+"""The server that a command starts for itself: it is there for the first request and gone afterwards, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+from tests.unit.cli.pty_driver import terminal
+
+from puna.cli.private_server import SERVE_COMMAND
+
+SCRIPT = str(Path(__file__).with_name("fake_serve.py"))
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def env(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Nobody listens at OLLAMA_HOST; the servers that are started leave their process ids behind."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        host = f"127.0.0.1:{sock.getsockname()[1]}"
+    return {**environment, "OLLAMA_HOST": host, "FAKE_PIDS": str(tmp_path / "pids"), "PYTHONPATH": str(ROOT)}
+
+
+def puna(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPT, *arguments], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+    )
+
+
+def pids(env: dict[str, str]) -> list[int]:
+    """Processes of all servers that were started."""
+    path = Path(env["FAKE_PIDS"])
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def assert_gone(pids: list[int], within_s: float = 10) -> None:
+    assert pids
+    deadline = time.monotonic() + within_s
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("arguments", [["run", "echo", "hi"], ["list"], ["show", "echo"], ["pull", "m"], ["rm", "echo"]])
+def test_commands_bring_their_own_server(env: dict[str, str], arguments: list[str]) -> None:
+    done = puna(env, *arguments)
+    assert done.returncode == 0, done.stderr
+    if arguments[0] == "run":
+        assert done.stdout == "hi \n"
+    assert len(pids(env)) == 1
+    assert_gone(pids(env), within_s=0)
+
+
+def test_nothing_is_started_when_a_server_listens(env: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:  # answers nobody, but is there
+        sock.settimeout(10)
+        listening = {**env, "OLLAMA_HOST": f"127.0.0.1:{sock.getsockname()[1]}"}
+        child = subprocess.Popen([sys.executable, SCRIPT, "list"], env=listening, stderr=subprocess.DEVNULL)
+        sock.accept()[0].close()  # the probe
+        connection = sock.accept()[0]
+        assert connection.recv(100).startswith(b"GET /api/tags ")
+        connection.close()
+        assert child.wait(10) == 1
+    assert pids(env) == []
+
+
+def test_another_machine_is_not_replaced(env: dict[str, str]) -> None:
+    done = puna({**env, "OLLAMA_HOST": "http://puna.invalid:1"}, "list")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: could not connect to a Puna server at http://puna.invalid:1")
+    assert pids(env) == []
+
+
+def test_a_server_that_cannot_start_leaves_its_last_words(env: dict[str, str]) -> None:
+    done = puna({**env, "FAKE_SERVE": "die"}, "run", "echo", "hi")
+    assert done.returncode == 1
+    assert done.stderr == "Error: the private server ended with status 3:\nthe store is on fire\n"
+
+
+def test_debug_shows_the_servers_log(env: dict[str, str]) -> None:
+    done = puna({**env, "FAKE_SERVE": "die", "OLLAMA_DEBUG": "1"}, "list")
+    assert done.stderr == "the store is on fire\nError: the private server ended with status 3\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_it_ends_with_its_owner(env: dict[str, str], how: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, SCRIPT, "run", "endless", "go"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert os.read(child.stdout.fileno(), 10)
+        child.send_signal(how)
+        assert child.wait(10) == (130 if how == signal.SIGINT else -how)
+    assert_gone(pids(env))
+
+
+def test_one_that_hangs_is_killed_with_its_runners(env: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, SCRIPT, "run", "endless", "go"],
+        env={**env, "FAKE_SERVE": "hang"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        assert os.read(child.stdout.fileno(), 10)
+        child.kill()
+    assert len(pids(env)) == 2
+    assert_gone(pids(env))
+
+
+def test_ctrl_c_in_a_session_is_not_for_the_server(env: dict[str, str], tmp_path: Path) -> None:
+    with terminal("run", "endless", env=env, cwd=tmp_path, script=[SCRIPT]) as repl:
+        repl.wait_for(">>> ")
+        repl.send("go\r")
+        repl.wait_for("You said: go..")
+        repl.send("\x03")
+        repl.wait_for(">>> ")
+        repl.send("/load echo\r")
+        repl.wait_for("Loading model 'echo'")
+        repl.wait_for(">>> ")
+        repl.send("hello\r")
+        repl.wait_for("You said: hello")
+        repl.wait_for(">>> ")
+        repl.send("\x04")
+        assert repl.wait_for_end()[1] == 0
+    assert len(pids(env)) == 1
+    assert_gone(pids(env))
+
+
+def test_a_folder_named_puna_is_not_mistaken_for_the_package(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "puna").mkdir()
+    (tmp_path / "puna" / "__main__.py").write_text("print('hijacked')")
+    done = subprocess.run(
+        [*SERVE_COMMAND, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert "hijacked" not in done.stdout
+    assert "Start the server." in done.stdout
