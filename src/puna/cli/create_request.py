@@ -1,0 +1,130 @@
+"""From a Modelfile to a request that creates a model.
+
+The files that the Modelfile names are hashed, sent to the server unless it has them, and referred to by digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from puna.api.client import Client
+from puna.cli.progress import Display
+from puna.errors import BadRequest, NotFound
+from puna.store import modelfile as modelfiles
+from puna.store.files import read_limited
+from puna.store.modelfile import Modelfile
+
+DEFAULT_FILE = "Modelfile"
+_CHUNK_BYTES = 1 << 20
+_WEIGHTS = ("model*.safetensors", "consolidated*.safetensors", "pytorch_model*.bin", "consolidated*.pth", "*.gguf", "*.bin")
+_COMPANIONS = ("*.json", "*/*.json", "tokenizer.model", "chat_template.jinja")
+
+Files = dict[str, Path]  # by the name the server shall know
+
+
+def read(file: str) -> tuple[Modelfile, Path]:
+    """The Modelfile, and the folder that its paths are relative to."""
+    if file == "-":
+        return modelfiles.parse(modelfiles.decode(sys.stdin.buffer.read())), Path.cwd()
+    path = Path(file).expanduser()
+    if path.exists():
+        content = read_limited(path, modelfiles.MAX_CHARACTERS)
+        return modelfiles.parse(modelfiles.decode(content)), path.resolve().parent
+    if file != DEFAULT_FILE:
+        raise NotFound(f"no such file: {file}")
+    return modelfiles.parse("FROM ."), Path.cwd()
+
+
+def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], Files, Files]:
+    """The request without its files, the files of the model, and those of its adapter."""
+    if parsed.last("draft"):
+        raise BadRequest("DRAFT is not supported yet")
+    files: Files = {}
+    names = []
+    for value in parsed.values("from"):
+        if path := _existing(value, folder):
+            files |= _files_at(path)
+        else:
+            names.append(value)
+    if files and names:
+        raise BadRequest(f"FROM {names[0]}: no such file, and a model cannot be combined with files")
+    adapter = parsed.last("adapter")
+    adapter_path = _existing(adapter, folder) if adapter else None
+    if adapter and adapter_path is None:
+        raise NotFound(f"ADAPTER {adapter}: no such file")
+    fields: dict[str, Any] = {
+        "from": names[-1] if names else "",
+        "template": parsed.last("template"),
+        "system": parsed.last("system"),
+        "renderer": parsed.last("renderer"),
+        "parser": parsed.last("parser"),
+        "requires": parsed.requires,
+        "license": parsed.values("license"),
+        "parameters": parsed.parameters,
+        "messages": parsed.messages,
+    }
+    request = {"model": model, **{key: value for key, value in fields.items() if value}}
+    return request, files, _files_at(adapter_path) if adapter_path else {}
+
+
+def upload(client: Client, paths: Files, shown: Display) -> dict[str, str]:
+    """Make sure that the server has the files, and return their digests."""
+    return {name: _upload(client, path, shown) for name, path in paths.items()}
+
+
+def _existing(value: str, folder: Path) -> Path | None:
+    """The file or folder that *value* names, or None when it can be a model's name.
+
+    Errors: NotFound when it can only be a path.
+    """
+    path = folder / Path(value).expanduser()
+    if path.exists():
+        return path.resolve()
+    if value.startswith(("./", "../", "/", "~")) or value.lower().endswith((".gguf", ".safetensors", ".bin")):
+        raise NotFound(f"no such file: {path}")
+    return None
+
+
+def _files_at(path: Path) -> Files:
+    """One file under its own name, or those files of a folder that make up a model.
+
+    Errors: NotFound when a folder holds none; BadRequest when a link in it leads out of it.
+    """
+    if path.is_file():
+        return {path.name: path}
+    for pattern in _WEIGHTS:
+        weights = sorted(path.glob(pattern))
+        if weights:
+            break
+    else:
+        raise NotFound(f"no Modelfile or safetensors files found in {path}")
+    companions = [] if weights[0].suffix == ".gguf" else [found for name in _COMPANIONS for found in sorted(path.glob(name))]
+    chosen = {found.relative_to(path).as_posix(): found.resolve() for found in [*weights, *companions]}
+    for name, found in chosen.items():
+        if not found.is_relative_to(path):
+            raise BadRequest(f"insecure path: {name} leads out of {path}")
+    return chosen
+
+
+def _upload(client: Client, path: Path, shown: Display) -> str:
+    total = path.stat().st_size
+    digest = _digest(path, total, shown)
+    if not client.has_blob(digest):
+        status = f"copying file {digest}"
+        shown.update(status, 0, total)
+        client.upload_blob(digest, path, lambda n_sent: shown.update(status, n_sent, total))
+    return digest
+
+
+def _digest(path: Path, total: int, shown: Display) -> str:
+    """Hash a file, with progress: big models take a while."""
+    sha256, n_done = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            sha256.update(chunk)
+            n_done += len(chunk)
+            shown.update(f"hashing {path.name}", n_done, total)
+    return f"sha256:{sha256.hexdigest()}"
