@@ -1,0 +1,44 @@
+"""The tokens of one engine step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one step; the rows of a sequence stand together, in the order of their positions.
+
+    Shapes: tokens, positions, sequences int32 [n]; outputs int32 [m], the rows whose logits are wanted, ascending.
+    """
+
+    tokens: Ints
+    positions: Ints
+    sequences: Ints
+    outputs: Ints
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.outputs)
+
+
+def batch(tokens: Any, positions: Any, sequences: Any, outputs: Any) -> Batch:
+    """From anything that numpy takes."""
+    return Batch(*(np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs)))
+
+
+def runs(sequences: Ints) -> list[tuple[int, int, int]]:
+    """(sequence, begin row, end row) of each group of rows."""
+    cuts = np.flatnonzero(np.diff(sequences)) + 1
+    bounds = [0, *cuts.tolist(), len(sequences)]
+    return [(int(sequences[b]), b, e) for b, e in zip(bounds, bounds[1:], strict=False)]

@@ -1,0 +1,87 @@
+"""What models and the runner may ask of a key/value cache. The two audiences do not mix.
+
+Once per step the runner calls ``start_forward``. The model, while it builds its graph, calls ``layer``, ``put`` and
+``get`` for each layer. A graph fits every later step whose ``shape`` is equal; such a step only calls ``set_inputs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+from puna.kvcache.batch import Batch
+from puna.ml.backend import Context
+from puna.ml.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_sequences: int
+    n_ctx: int  # positions one sequence may reach
+    n_batch: int  # tokens in one step at most
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What a range of a batch's rows attends to; they are n_sequences groups of n_rows rows each, one after another.
+
+    Shapes: key and value [head_dim, m, n_kv_heads, n_sequences], mask F16 [m, n_rows, 1, n_sequences].
+    """
+
+    begin: int  # first row
+    n_rows: int  # of each sequence
+    n_sequences: int
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+
+
+class Cache(Protocol):
+    # For models.
+
+    def layer(self, index: int) -> None:
+        """put and get that follow are about this layer."""
+
+    def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
+        """Store the batch's keys and values.
+
+        Shapes: [head_dim, n_kv_heads, n_tokens].
+        """
+
+    def get(self, ctx: Context) -> list[Attended]:
+        """History and batch as the rows see them, covering all rows in order."""
+
+    # For the runner.
+
+    def start_forward(self, batch: Batch) -> Hashable:
+        """Give the batch's tokens cells; the shape that a graph for this step must have.
+
+        Errors: CacheFull; then nothing has changed.
+        """
+
+    def start_reserve(self, n_tokens: int) -> Hashable:
+        """As start_forward for the largest batch, for measuring; no cell is taken."""
+
+    def make_inputs(self, ctx: Context) -> None:
+        """Create this step's inputs in a new graph; the model builds on them."""
+
+    def set_inputs(self, ctx: Context) -> None:
+        """Fill them; before every compute."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """The target forgets what it holds and then holds the source's positions [0, length)."""
+
+    def can_resume(self, sequence: int, position: int) -> bool:
+        """Whether a token at this position would find all it attends to."""
+
+    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+        """Forget positions [begin, end), to the end when it is None.
+
+        Errors: NotSupported for a range in the middle, when later positions cannot be moved down.
+        """
+
+    def length(self, sequence: int) -> int:
+        """Positions held."""
+
+    def check_integrity(self) -> None: ...

@@ -1,0 +1,195 @@
+"""The cache of full causal attention: every token sees itself and all before it.
+
+K and V of a layer lie in one pool, a row of head_dim * n_kv_heads values per cell. Writing goes to any rows, by index.
+Reading is a view of each sequence's own range, so attention costs what a sequence's own history costs. Sequences whose
+ranges are equally far apart and about equally long are read by one call, as one four-dimensional view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from puna.errors import PunaError
+from puna.kvcache.batch import Batch, runs
+from puna.kvcache.cache import Attended, Limits
+from puna.kvcache.cells import Cells, padded
+from puna.ml.backend import Backend, Context, row_bytes
+from puna.ml.tensor import DType, Tensor
+
+# Views grow in steps of this many cells, so a graph fits this many steps of decoding.
+PADDING = 256
+
+# Reading one more masked cell costs about what a visible one does: sequences share a call if at most this share is waste.
+MAX_WASTE = 0.25
+
+
+
+class NotSupported(PunaError):
+    """The cache cannot do this; the caller computes the tokens again."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Part of the pool that a group of sequences reads; hashable, since graphs are built for it."""
+
+    row: int  # first row of the batch
+    n_rows: int  # rows of each sequence
+    n_sequences: int
+    begin: int  # first cell of the first sequence
+    stride: int  # cells from one sequence's begin to the next's
+    n_cells: int  # of each sequence
+
+
+class CausalCache:
+    """Shapes per layer: K [head_dim_k * n_kv_heads, n_cells], V likewise; allocated with the backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        *,
+        n_kv_heads: Sequence[int],
+        head_dim_k: int,
+        head_dim_v: int,
+        dtype: DType = DType.F16,
+    ) -> None:
+        self.limits = limits
+        self._n_kv_heads = list(n_kv_heads)
+        self._dims = (head_dim_k, head_dim_v)
+        self._dtype = dtype
+        home = padded(limits.n_ctx, PADDING)
+        self.cells = Cells(home * limits.max_sequences, limits.max_sequences)
+        self._pools = [
+            tuple(backend.storage(i, dtype, dim * n_heads, self.cells.n_cells) for dim in self._dims)
+            for i, n_heads in enumerate(self._n_kv_heads)
+        ]
+        self._layer = 0
+        self._views: tuple[View, ...] = ()
+        self._rows = np.zeros(0, np.int64)
+        self._batch: Batch | None = None
+        self._row_input: Tensor | None = None
+        self._mask_inputs: list[Tensor] = []
+
+    # For models.
+
+    def layer(self, index: int) -> None:
+        self._layer = index
+
+    def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
+        assert self._row_input is not None, "make_inputs comes before the model's forward"
+        for pool, new, dim in zip(self._pools[self._layer], (key, value), self._dims, strict=True):
+            flat = new.reshape(dim * self._n_kv_heads[self._layer], len(self._rows))
+            ctx.forward(ctx.use(pool).set_rows(flat, self._row_input))
+
+    def get(self, ctx: Context) -> list[Attended]:
+        return [self._attended(ctx, view, mask) for view, mask in zip(self._views, self._mask_inputs, strict=True)]
+
+    def _attended(self, ctx: Context, view: View, mask: Tensor) -> Attended:
+        parts = []
+        n_heads = self._n_kv_heads[self._layer]
+        for pool, dim in zip(self._pools[self._layer], self._dims, strict=True):
+            cell_bytes = row_bytes(self._dtype, dim * n_heads)
+            strides = (cell_bytes, row_bytes(self._dtype, dim), view.stride * cell_bytes)
+            shape = (dim, view.n_cells, n_heads, view.n_sequences)
+            parts.append(ctx.use(pool).view(shape, strides, view.begin * cell_bytes))
+        return Attended(view.row, view.n_rows, view.n_sequences, parts[0], parts[1], mask)
+
+    # For the runner.
+
+    def start_forward(self, batch: Batch) -> Hashable:
+        groups = runs(batch.sequences)
+        if batch.n_tokens > self.cells.n_free:
+            self.cells.place(0, batch.positions)  # raises, with the numbers
+        placed = [self.cells.place(s, batch.positions[b:e]) for s, b, e in groups]
+        self._rows = placed[0] if len(placed) == 1 else np.concatenate(placed)
+        self._batch = batch
+        self._views = tuple(self._plan(groups))
+        return self._views
+
+    def start_reserve(self, n_tokens: int) -> Hashable:
+        self._rows = np.arange(n_tokens)
+        self._batch = None
+        self._views = (View(0, n_tokens, 1, 0, 0, self.cells.home_cells),)
+        return self._views
+
+    def _plan(self, groups: list[tuple[int, int, int]]) -> list[View]:
+        views: list[View] = []
+        lengths: list[int] = []
+        for sequence, row, end in groups:
+            begin = int(self.cells.begins[sequence]) // PADDING * PADDING
+            length = padded(int(self.cells.ends[sequence]) - begin, PADDING)
+            merged = self._merge(views[-1], lengths, begin, length, end - row) if views else None
+            if merged:
+                views[-1] = merged
+                lengths.append(length)
+            else:
+                views.append(View(row, end - row, 1, begin, 0, length))
+                lengths = [length]
+        return views
+
+    def _merge(self, view: View, lengths: list[int], begin: int, length: int, n_rows: int) -> View | None:
+        """The view with one sequence more, if that keeps its distances equal and wastes little."""
+        n = view.n_sequences + 1
+        stride = begin - (view.begin + (n - 2) * view.stride)
+        longest = max(view.n_cells, length)
+        fits = begin + longest <= self.cells.n_cells
+        is_even = stride > 0 and (n == 2 or stride == view.stride)
+        waste = 1 - (sum(lengths) + length) / (longest * n)
+        if n_rows != view.n_rows or not is_even or not fits or waste > MAX_WASTE:
+            return None
+        return View(view.row, n_rows, n, view.begin, stride, longest)
+
+    def make_inputs(self, ctx: Context) -> None:
+        self._row_input = ctx.input(DType.I64, len(self._rows))
+        self._mask_inputs = [ctx.input(DType.F16, v.n_cells, v.n_rows, 1, v.n_sequences) for v in self._views]
+
+    def set_inputs(self, ctx: Context) -> None:
+        assert self._row_input is not None
+        assert self._batch is not None, "a reserved graph is never computed"
+        ctx.set(self._row_input, self._rows)
+        for view, mask in zip(self._views, self._mask_inputs, strict=True):
+            ctx.set(mask, self._mask(view, self._batch))
+
+    def _mask(self, view: View, batch: Batch) -> npt.NDArray[np.float16]:
+        """0 where a row sees a cell, -inf elsewhere: [n_sequences, n_rows, n_cells] in numpy's order."""
+        rows = slice(view.row, view.row + view.n_sequences * view.n_rows)
+        wanted = batch.positions[rows].reshape(view.n_sequences, view.n_rows)
+        if view.n_sequences == 1:
+            cells: slice | npt.NDArray[np.int64] = slice(view.begin, view.begin + view.n_cells)
+            members = self.cells.members[batch.sequences[view.row], cells][None]
+            positions = self.cells.positions[cells][None]
+        else:
+            begins = view.begin + view.stride * np.arange(view.n_sequences)
+            cells = begins[:, None] + np.arange(view.n_cells)
+            members = self.cells.members[batch.sequences[rows][:: view.n_rows, None], cells]
+            positions = self.cells.positions[cells]
+        # A position that no row can reach stands for what the sequence does not own.
+        reach = np.where(members, positions, np.int32(2**31 - 1))
+        seen = reach[:, None, :] <= wanted[:, :, None]
+        return np.where(seen, np.float16(0), np.float16(-np.inf))
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        if source == target:
+            return
+        self.cells.remove(target, 0, 2**31 - 1)
+        self.cells.share(source, target, self.cells.cells_of(source, 0, length))
+
+    def can_resume(self, sequence: int, position: int) -> bool:
+        return position <= self.length(sequence)
+
+    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+        length = self.length(sequence)
+        if end is None or end >= length:
+            self.cells.remove(sequence, begin, 2**31 - 1)
+        elif begin < end:
+            raise NotSupported("cached positions cannot be moved: the tokens after a removed range are computed again")
+
+    def length(self, sequence: int) -> int:
+        return int(self.cells.lengths[sequence])
+
+    def check_integrity(self) -> None:
+        self.cells.check_integrity()

@@ -1,0 +1,84 @@
+"""What the engine may ask of the tensor library: weights, graphs, storage, memory figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from puna.ml.tensor import DType, Tensor
+from puna.wire import MemoryReport
+
+
+class Use(Enum):
+    """What a weight is used for; it decides which memory it may live in."""
+
+    MATRIX = "matrix"  # receiver of mul_mat
+    ROWS = "rows"  # looked up by row: token embeddings
+    VECTOR = "vector"  # elementwise: norms, biases, rope factors
+
+
+class Context(Protocol):
+    """Builds one graph and runs it, as often as its shape fits.
+
+    Nothing that changes from step to step may be baked into a graph: tokens, positions, cache rows, masks and output
+    rows are inputs. Every input must be set before every compute, because its memory is reused once it was read.
+    """
+
+    def input(self, dtype: DType, *shape: int) -> Tensor: ...
+    def use(self, tensor: Any) -> Any:
+        """A handle on a weight or stored tensor for building with it in this graph."""
+
+    def forward(self, tensor: Tensor) -> None:
+        """Make the tensor part of the graph, in the order of the calls."""
+
+    def output(self, tensor: Tensor) -> None:
+        """As forward, and keep its memory until the graph is rebuilt."""
+
+    def reserve(self) -> None:
+        """Allocate working memory for a graph of this size without running it.
+
+        Errors: OutOfMemory.
+        """
+
+    def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None: ...
+    def compute(self) -> bool:
+        """Run; False when it was aborted on request."""
+
+    def get(self, tensor: Tensor, out: npt.NDArray[np.float32]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A model file opened on devices. Order: tensors are asked for, allocate, then load, then contexts run."""
+
+    n_layers: int
+
+    def has_tensor(self, name: str) -> bool: ...
+    def tensor(self, name: str, use: Use) -> Tensor: ...
+    def storage(self, layer: int, dtype: DType, *shape: int) -> Tensor:
+        """Zeroed memory on the layer's device that outlives graphs: caches."""
+
+    def allocate(self) -> None: ...
+    def load(self, progress: Callable[[float], None]) -> None: ...
+    def context(self, max_nodes: int) -> Context: ...
+    def memory(self) -> MemoryReport: ...
+    def set_threads(self, n_threads: int) -> None: ...
+    def abort(self) -> None:
+        """Make the running compute, and any other until clear_abort, end early; from any thread."""
+
+    def clear_abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def row_bytes(dtype: DType, n: int) -> int:
+    """Bytes of a row of n values."""
+    block, size = {DType.F32: (1, 4), DType.F16: (1, 2), DType.Q8_0: (32, 34), DType.Q4_0: (32, 18), DType.I32: (1, 4), DType.I64: (1, 8)}[dtype]
+    if n % block:
+        raise ValueError(f"a row of {n} values cannot be stored as {dtype.name}: not a multiple of {block}")
+    return n // block * size
+

@@ -1,0 +1,179 @@
+"""The tensor library behind a model: devices at work, weights, storage, graphs, and what all of it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from puna.errors import LoadError, OutOfMemory
+from puna.gguf.reader import GGUFFile
+from puna.ml.backend import Use
+from puna.ml.ggml.devices import Device, cpu, devices
+from puna.ml.ggml.graph import GGMLContext
+from puna.ml.ggml.tensor import GGMLTensor
+from puna.ml.ggml.weights import Weights
+from puna.ml.tensor import DType
+from puna.native import structs
+from puna.native.ggml import ggml
+from puna.wire import DeviceLayers, DeviceMemory, MemoryReport
+
+# Storage below this is zeroed by hand; larger blocks come from the system as zero pages that take no memory until used.
+_CLEAR_BELOW_BYTES = 64 << 20
+
+
+class GGMLBackend:
+    """Layers go to the devices that *layers* names, all others to the CPU.
+
+    *allows* may veto a special buffer type for a tensor type: ``allows("CPU_REPACK", "q4_K")``.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        n_threads: int,
+        layers: Sequence[DeviceLayers] = (),
+        use_mmap: bool = True,
+        allows: Callable[[str, str], bool] = lambda _buffer_type, _tensor_type: True,
+    ) -> None:
+        self._stack = ExitStack()
+        self.file = self._stack.enter_context(GGUFFile.open(path))
+        self.n_layers = self.file.metadata.integer("block_count")
+        self._assignment = self._assign(layers)
+        used = {d.address: d for d in self._assignment}
+        self.devices = [d for d in devices() if d.is_cpu or d.address in used]
+        self._weights = Weights(self.file, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
+        self._stack.callback(self._weights.close)
+        self._storage_contexts: dict[int, int] = {}  # by device
+        self._storage: list[tuple[int, int, int]] = []  # layer, address, bytes
+        self._abort = structs.AbortFlag()
+        # Each size of graph has its scheduler, and a block for the description of its nodes that rebuilds use again.
+        self._schedulers: dict[int, int] = {}
+        self._arenas: dict[int, npt.NDArray[np.uint8]] = {}
+        self._start_devices(n_threads)
+
+    def _assign(self, layers: Sequence[DeviceLayers]) -> list[Device]:
+        """The device of each layer, the output last."""
+        assignment = [cpu()] * (self.n_layers + 1)
+        known = {d.name: d for d in devices()}
+        for part in layers:
+            if part.device not in known:
+                raise LoadError(f"there is no device {part.device}; this machine has {', '.join(known)}")
+            if not 0 <= part.begin <= part.end <= self.n_layers + 1:
+                raise LoadError(f"layers {part.begin}..{part.end} are not within the model's {self.n_layers + 1}")
+            assignment[part.begin : part.end] = [known[part.device]] * (part.end - part.begin)
+        return assignment
+
+    def device_of(self, layer: int) -> Device:
+        return cpu() if layer < 0 else self._assignment[layer]
+
+    def _start_devices(self, n_threads: int) -> None:
+        g = ggml()
+        self._backends: list[int] = []
+        for device in self.devices:
+            backend = g.ggml_backend_dev_init(device.address, None)
+            if not backend:
+                raise LoadError(f"device {device.name} could not be started")
+            self._backends.append(backend)
+            self._stack.callback(g.ggml_backend_free, backend)
+        self._cpu_backend = self._backends[-1]
+        self.set_threads(n_threads)
+        g.ggml_backend_cpu_set_abort_callback(self._cpu_backend, self._abort.function, self._abort.data)
+
+    def set_threads(self, n_threads: int) -> None:
+        ggml().ggml_backend_cpu_set_n_threads(self._cpu_backend, n_threads)
+
+    def _scheduler_for(self, max_nodes: int) -> int:
+        """One scheduler per size of graph: each holds the working memory of one allocated graph at a time."""
+        if max_nodes not in self._schedulers:
+            backends = structs.pointers(self._backends)
+            types = structs.pointers([d.plain.address for d in self.devices])
+            scheduler = ggml().ggml_backend_sched_new(backends, types, len(self._backends), max_nodes, False, True)
+            self._stack.callback(ggml().ggml_backend_sched_free, scheduler)
+            self._schedulers[max_nodes] = scheduler
+        return self._schedulers[max_nodes]
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def tensor(self, name: str, use: Use) -> GGMLTensor:
+        return GGMLTensor(self._weights.tensor(name, use))
+
+    def storage(self, layer: int, dtype: DType, *shape: int) -> GGMLTensor:
+        g = ggml()
+        device = self.device_of(layer)
+        if device.address not in self._storage_contexts:
+            # Keys and values of each layer, and room for what other caches keep.
+            context = structs.new_context(8 * (self.n_layers + 1) * g.ggml_tensor_overhead())
+            self._storage_contexts[device.address] = context
+            self._stack.callback(g.ggml_free, context)
+        new = (g.ggml_new_tensor_1d, g.ggml_new_tensor_2d, g.ggml_new_tensor_3d, g.ggml_new_tensor_4d)[len(shape) - 1]
+        address = new(self._storage_contexts[device.address], int(dtype), *shape)
+        self._storage.append((layer, address, g.ggml_backend_buft_get_alloc_size(device.plain.address, address)))
+        return GGMLTensor(address)
+
+    def measure(self) -> None:
+        """Instead of allocate: graphs can be planned and memory() is exact, but nothing is taken."""
+        g = ggml()
+        self._weights.measure()
+        for layer, address, _ in self._storage:
+            buffer = g.ggml_backend_buft_alloc_buffer(self.device_of(layer).plain.address, 0)
+            structs.set_buffer(address, buffer)
+            self._stack.callback(g.ggml_backend_buffer_free, buffer)
+
+    def allocate(self) -> None:
+        self._weights.allocate()
+        g = ggml()
+        for device in self.devices:
+            context = self._storage_contexts.get(device.address)
+            if context is None:
+                continue
+            buffer = g.ggml_backend_alloc_ctx_tensors_from_buft(context, device.plain.address)
+            if not buffer:
+                wanted = sum(n for layer, _, n in self._storage if self.device_of(layer) is device)
+                raise OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of cache on {device.name}")
+            self._stack.callback(g.ggml_backend_buffer_free, buffer)
+            if not device.is_cpu or g.ggml_backend_buffer_get_size(buffer) < _CLEAR_BELOW_BYTES:
+                g.ggml_backend_buffer_clear(buffer, 0)
+
+    def load(self, progress: Callable[[float], None]) -> None:
+        self._weights.load(progress)
+
+    def context(self, max_nodes: int) -> GGMLContext:
+        """Only one context of each size may be in use."""
+        if max_nodes not in self._arenas:
+            self._arenas[max_nodes] = np.empty(GGMLContext.arena_bytes(max_nodes) + 1024, np.uint8)
+        return GGMLContext(self._scheduler_for(max_nodes), max_nodes, self._arenas[max_nodes])
+
+    def reserve_sizes(self, context: GGMLContext) -> list[int]:
+        """Bytes of working memory per device that a graph needs, without taking them."""
+        sizes = structs.sizes(len(self._backends))
+        ggml().ggml_backend_sched_reserve_size(context.scheduler, context.graph, sizes)
+        return list(sizes)
+
+    def memory(self, graph_sizes: Sequence[int] | None = None) -> MemoryReport:
+        """Bytes taken; with graph_sizes, per device, those stand for the working memory that is not allocated yet."""
+        g = ggml()
+        report = []
+        for i, (device, backend) in enumerate(zip(self.devices, self._backends, strict=True)):
+            cache = [0] * (self.n_layers + 1)
+            for layer, _, n_bytes in self._storage:
+                if self.device_of(layer) is device:
+                    cache[layer] += n_bytes
+            taken = sum(g.ggml_backend_sched_get_buffer_size(s, backend) for s in self._schedulers.values())
+            graph = taken if graph_sizes is None else graph_sizes[i]
+            report.append(DeviceMemory(device=device.name, weights=self._weights.layer_bytes(device), cache=cache, graph=graph))
+        return MemoryReport(devices=report, input_weights=self._weights.input_bytes(), mapped=self._weights.mapped_bytes())
+
+    def abort(self) -> None:
+        self._abort.set()
+
+    def clear_abort(self) -> None:
+        self._abort.clear()
+
+    def close(self) -> None:
+        self._stack.close()

@@ -1,0 +1,70 @@
+"""The devices that ggml sees in this process, and the kinds of memory each offers for weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from puna.native import structs
+from puna.native.ggml import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, ggml
+
+
+@dataclass(frozen=True)
+class BufferType:
+    address: int
+    name: str
+    is_host: bool
+
+
+@dataclass(frozen=True)
+class Device:
+    address: int
+    name: str
+    description: str
+    kind: int  # DEVICE_TYPE_*
+    buffer_types: tuple[BufferType, ...]  # for weights, best first; the last is the plain one
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.kind == DEVICE_TYPE_CPU
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind in (DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU)
+
+    @property
+    def plain(self) -> BufferType:
+        return self.buffer_types[-1]
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total bytes."""
+        return structs.device_memory(self.address)
+
+
+def _buffer_type(address: int) -> BufferType:
+    g = ggml()
+    return BufferType(address, g.ggml_backend_buft_name(address).decode(), bool(g.ggml_backend_buft_is_host(address)))
+
+
+def _device(address: int) -> Device:
+    g = ggml()
+    types = [*structs.extra_buffer_types(address), g.ggml_backend_dev_buffer_type(address)]
+    return Device(
+        address,
+        g.ggml_backend_dev_name(address).decode(),
+        g.ggml_backend_dev_description(address).decode(),
+        g.ggml_backend_dev_type(address),
+        tuple(_buffer_type(t) for t in types),
+    )
+
+
+@cache
+def devices() -> tuple[Device, ...]:
+    g = ggml()
+    found = [_device(g.ggml_backend_dev_get(i)) for i in range(g.ggml_backend_dev_count())]
+    order = {DEVICE_TYPE_GPU: 0, DEVICE_TYPE_IGPU: 1, DEVICE_TYPE_ACCEL: 2, DEVICE_TYPE_CPU: 3}
+    return tuple(sorted((d for d in found if d.kind in order), key=lambda d: order[d.kind]))
+
+
+def cpu() -> Device:
+    return next(d for d in devices() if d.is_cpu)

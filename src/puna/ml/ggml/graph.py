@@ -1,0 +1,94 @@
+"""One graph: built node by node, given memory once, computed many times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from puna.errors import OutOfMemory, PunaError
+from puna.ml.ggml.tensor import GGMLTensor
+from puna.ml.tensor import DType
+from puna.native import structs
+from puna.native.ggml import STATUS_ABORTED, STATUS_SUCCESS, ggml
+
+
+class GGMLContext:
+    """Memory for the description of up to max_nodes tensors; *arena* is lent by the backend and returned at close."""
+
+    def __init__(self, scheduler: int, max_nodes: int, arena: npt.NDArray[np.uint8]) -> None:
+        self.scheduler = scheduler
+        self._arena = arena
+        self.address = structs.new_context(arena.size, arena.ctypes.data)
+        self._graph = ggml().ggml_new_graph_custom(self.address, max_nodes, False)
+        self._is_allocated = False
+        self._n_bytes: dict[int, int] = {}
+
+    @staticmethod
+    def arena_bytes(max_nodes: int) -> int:
+        g = ggml()
+        return int(max_nodes * g.ggml_tensor_overhead() + g.ggml_graph_overhead_custom(max_nodes, False))
+
+    def input(self, dtype: DType, *shape: int) -> GGMLTensor:
+        g = ggml()
+        new = (g.ggml_new_tensor_1d, g.ggml_new_tensor_2d, g.ggml_new_tensor_3d, g.ggml_new_tensor_4d)[len(shape) - 1]
+        node = new(self.address, int(dtype), *shape)
+        g.ggml_set_input(node)
+        self._n_bytes[node] = g.ggml_nbytes(node)
+        return GGMLTensor(node, self.address)
+
+    def use(self, tensor: GGMLTensor) -> GGMLTensor:
+        return GGMLTensor(tensor.address, self.address)
+
+    def forward(self, tensor: GGMLTensor) -> None:
+        ggml().ggml_build_forward_expand(self._graph, tensor.address)
+
+    def output(self, tensor: GGMLTensor) -> None:
+        ggml().ggml_set_output(tensor.address)
+        self.forward(tensor)
+
+    def reserve(self) -> None:
+        if not ggml().ggml_backend_sched_reserve(self.scheduler, self._graph):
+            raise OutOfMemory("no memory for the working buffers of the largest batch")
+
+    def set(self, tensor: GGMLTensor, values: npt.NDArray[Any]) -> None:
+        """values: C-contiguous, of the tensor's type; the same number of bytes."""
+        self._allocate()
+        expected = self._n_bytes[tensor.address]
+        if values.nbytes != expected or not values.flags.c_contiguous:
+            raise ValueError(f"an input of {expected} bytes was given {values.nbytes}")
+        ggml().ggml_backend_tensor_set(tensor.address, values.ctypes.data, 0, expected)
+
+    def _allocate(self) -> None:
+        if self._is_allocated:
+            return
+        ggml().ggml_backend_sched_reset(self.scheduler)
+        if not ggml().ggml_backend_sched_alloc_graph(self.scheduler, self._graph):
+            raise OutOfMemory("no memory for the working buffers of this batch")
+        self._is_allocated = True
+
+    def compute(self) -> bool:
+        self._allocate()
+        status = ggml().ggml_backend_sched_graph_compute(self.scheduler, self._graph)
+        if status == STATUS_ABORTED:
+            return False
+        if status != STATUS_SUCCESS:
+            raise PunaError(f"the tensor library could not compute this batch (status {status})")
+        return True
+
+    def get(self, tensor: GGMLTensor, out: npt.NDArray[np.float32]) -> None:
+        ggml().ggml_backend_tensor_get(tensor.address, out.ctypes.data, 0, out.nbytes)
+
+    @property
+    def n_nodes(self) -> int:
+        return int(ggml().ggml_graph_n_nodes(self._graph))
+
+    @property
+    def graph(self) -> int:
+        return int(self._graph)
+
+    def close(self) -> None:
+        if self.address:
+            ggml().ggml_free(self.address)
+            self.address = 0

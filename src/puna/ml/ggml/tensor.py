@@ -1,0 +1,104 @@
+"""A handle on a ggml_tensor: its address, and the graph that new nodes go to."""
+
+from __future__ import annotations
+
+from puna.ml.tensor import RopeOptions
+from puna.native import structs
+from puna.native.ggml import PREC_F32, ROPE_TYPE_NEOX, ROPE_TYPE_NORMAL, ggml
+
+
+class GGMLTensor:
+    """``graph`` is the ggml_context's address, 0 for weights and stored tensors: they join the other operand's graph."""
+
+    __slots__ = ("address", "graph")
+
+    def __init__(self, address: int, graph: int = 0) -> None:
+        self.address = address
+        self.graph = graph
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return structs.shape(self.address)
+
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        return structs.strides(self.address)
+
+    def __add__(self, other: GGMLTensor) -> GGMLTensor:
+        graph = self.graph or other.graph
+        return GGMLTensor(ggml().ggml_add(graph, self.address, other.address), graph)
+
+    def __mul__(self, other: GGMLTensor) -> GGMLTensor:
+        graph = self.graph or other.graph
+        return GGMLTensor(ggml().ggml_mul(graph, self.address, other.address), graph)
+
+    def scale(self, factor: float) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_scale(self.graph, self.address, factor), self.graph)
+
+    def mul_mat(self, x: GGMLTensor) -> GGMLTensor:
+        graph = x.graph or self.graph
+        return GGMLTensor(ggml().ggml_mul_mat(graph, self.address, x.address), graph)
+
+    def rows(self, indices: GGMLTensor) -> GGMLTensor:
+        graph = indices.graph
+        return GGMLTensor(ggml().ggml_get_rows(graph, self.address, indices.address), graph)
+
+    def set_rows(self, source: GGMLTensor, indices: GGMLTensor) -> GGMLTensor:
+        graph = source.graph
+        return GGMLTensor(ggml().ggml_set_rows(graph, self.address, source.address, indices.address), graph)
+
+    def rms_norm(self, eps: float) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_rms_norm(self.graph, self.address, eps), self.graph)
+
+    def silu(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_silu(self.graph, self.address), self.graph)
+
+    def swiglu(self, up: GGMLTensor) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_swiglu_split(self.graph, self.address, up.address), self.graph)
+
+    def rope(self, positions: GGMLTensor, options: RopeOptions, factors: GGMLTensor | None = None) -> GGMLTensor:
+        o = options
+        return GGMLTensor(
+            ggml().ggml_rope_ext(
+                self.graph,
+                self.address,
+                positions.address,
+                factors.address if factors else None,
+                o.n_dims,
+                ROPE_TYPE_NEOX if o.neox else ROPE_TYPE_NORMAL,
+                o.original_ctx,
+                o.base,
+                o.scale,
+                o.ext_factor,
+                o.attn_factor,
+                o.beta_fast,
+                o.beta_slow,
+            ),
+            self.graph,
+        )
+
+    def flash_attention(self, key: GGMLTensor, value: GGMLTensor, mask: GGMLTensor, scale: float) -> GGMLTensor:
+        node = ggml().ggml_flash_attn_ext(self.graph, self.address, key.address, value.address, mask.address, scale, 0.0, 0.0)
+        ggml().ggml_prec_set_acc(node, PREC_F32)
+        return GGMLTensor(node, self.graph)
+
+    def reshape(self, *shape: int) -> GGMLTensor:
+        function = (ggml().ggml_reshape_1d, ggml().ggml_reshape_2d, ggml().ggml_reshape_3d, ggml().ggml_reshape_4d)[len(shape) - 1]
+        return GGMLTensor(function(self.graph, self.address, *shape), self.graph)
+
+    def permute(self, a: int, b: int, c: int, d: int) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_permute(self.graph, self.address, a, b, c, d), self.graph)
+
+    def contiguous(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_cont(self.graph, self.address), self.graph)
+
+    def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> GGMLTensor:
+        function = (ggml().ggml_view_1d, ggml().ggml_view_2d, ggml().ggml_view_3d, ggml().ggml_view_4d)[len(shape) - 1]
+        return GGMLTensor(function(self.graph, self.address, *shape, *strides, offset), self.graph)
+
+    def copy_to(self, target: GGMLTensor) -> GGMLTensor:
+        graph = self.graph or target.graph
+        return GGMLTensor(ggml().ggml_cpy(graph, self.address, target.address), graph)
+
+    def concat(self, other: GGMLTensor, axis: int) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_concat(self.graph, self.address, other.address, axis), self.graph)

@@ -1,0 +1,257 @@
+"""A model file's tensors in memory: where each goes, how many bytes that takes, and reading them.
+
+A tensor that may stay as the file has it is a page of the mapped file. A matrix that the CPU multiplies faster in
+another order (buffer types AMX and CPU_REPACK) is converted while it is read, so it is a copy. Tensors of layers on
+a GPU are copied there.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from puna.errors import LoadError, MissingTensors, OutOfMemory
+from puna.gguf.reader import GGUFFile, TensorInfo
+from puna.gguf.types import TensorType
+from puna.ml.backend import Use
+from puna.ml.ggml.devices import BufferType, Device
+from puna.native import structs
+from puna.native.ggml import BUFFER_USAGE_WEIGHTS, TYPE_F32, TYPE_I32, ggml
+
+log = logging.getLogger(__name__)
+
+INPUT = -1  # the pseudo-layer of tensors that stay with the host: token embeddings
+
+# Loading converts; two readers keep two cores busy without much memory traffic between them.
+_READERS = 2
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass
+class Weight:
+    info: TensorInfo
+    use: Use
+    layer: int
+    buffer_type: BufferType
+    address: int  # of the ggml_tensor
+    is_mapped: bool
+    n_bytes: int  # in memory, with the buffer type's padding
+
+
+def layer_of(name: str, n_layers: int) -> int:
+    """The layer whose device a tensor goes to; INPUT for what is looked up before the first layer."""
+    match = re.match(r"blk\.(\d+)\.", name)
+    if match:
+        return int(match.group(1))
+    return INPUT if name.startswith(("token_embd", "position_embd", "token_types")) else n_layers
+
+
+class Weights:
+    """Ask for tensors, then allocate, then read; all in this order, once."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        n_layers: int,
+        device_of: Callable[[int], Device],
+        *,
+        use_mmap: bool,
+        allows: Callable[[str, str], bool],
+    ) -> None:
+        self._file = file
+        self._n_layers = n_layers
+        self._device_of = device_of
+        self._use_mmap = use_mmap
+        self._allows = allows
+        self._contexts: dict[tuple[int, bool], int] = {}
+        self._weights: dict[tuple[str, Use], Weight] = {}
+        self._scratch = structs.new_context(1 << 20)
+        self._stack = ExitStack()
+        self._stack.callback(ggml().ggml_free, self._scratch)
+        self._is_allocated = False
+
+    def tensor(self, name: str, use: Use) -> int:
+        """Address of the ggml_tensor for a tensor of the file."""
+        key = (name, use)
+        if key not in self._weights:
+            if name not in self._file.tensors:
+                raise MissingTensors([name])
+            self._weights[key] = self._place(self._file.tensors[name], use)
+        return self._weights[key].address
+
+    def _place(self, info: TensorInfo, use: Use) -> Weight:
+        # Rope factors are vectors that every layer reads; they are small, so the output's device holds them.
+        layer = INPUT if use is Use.ROWS else layer_of(info.name, self._n_layers)
+        if layer == INPUT and use is Use.MATRIX:
+            layer = self._n_layers  # a tied head: the embedding table again, as a matrix
+        if layer > self._n_layers:
+            raise LoadError(f"{self._file.path}: tensor {info.name} belongs to a layer beyond the {self._n_layers} of the model")
+        device = self._device_of(layer)
+        for other in (Use.MATRIX, Use.ROWS, Use.VECTOR):
+            # The same bytes in the same memory serve another use too.
+            known = self._weights.get((info.name, other))
+            if known and known.buffer_type is device.plain and self._supports(device, device.plain, info, use):
+                wanted = self._best(device, info, use)
+                if wanted is device.plain:
+                    return known
+        buffer_type = self._best(device, info, use)
+        is_mapped = self._use_mmap and buffer_type is device.plain and buffer_type.is_host
+        address = self._describe(buffer_type, is_mapped, info)
+        n_bytes = ggml().ggml_backend_buft_get_alloc_size(buffer_type.address, address)
+        return Weight(info, use, layer, buffer_type, address, is_mapped, n_bytes)
+
+    def _best(self, device: Device, info: TensorInfo, use: Use) -> BufferType:
+        for buffer_type in device.buffer_types:
+            plain = buffer_type is device.plain
+            if not plain and not self._allows(buffer_type.name, info.type.ggml_name):
+                continue
+            if self._supports(device, buffer_type, info, use):
+                return buffer_type
+        raise LoadError(f"{self._file.path}: {device.name} cannot compute with tensor {info.name} of type {info.type.name}")
+
+    def _supports(self, device: Device, buffer_type: BufferType, info: TensorInfo, use: Use) -> bool:
+        g = ggml()
+        g.ggml_reset(self._scratch)
+        weight = g.ggml_new_tensor_4d(self._scratch, int(info.type), *_four(info.shape))
+        if use is Use.MATRIX:
+            other = g.ggml_new_tensor_2d(self._scratch, TYPE_F32, info.shape[0], 512)
+            node = g.ggml_mul_mat(self._scratch, weight, other)
+        elif use is Use.ROWS:
+            other = g.ggml_new_tensor_1d(self._scratch, TYPE_I32, 512)
+            node = g.ggml_get_rows(self._scratch, weight, other)
+        else:
+            if info.type is not TensorType.F32:
+                return buffer_type is device.plain
+            other = g.ggml_new_tensor_4d(self._scratch, TYPE_F32, *_four(info.shape))
+            node = g.ggml_mul(self._scratch, other, weight)
+        buffer = g.ggml_backend_buft_alloc_buffer(buffer_type.address, 0)
+        structs.set_buffer(weight, buffer)
+        supported = bool(g.ggml_backend_dev_supports_op(device.address, node))
+        g.ggml_backend_buffer_free(buffer)
+        return supported
+
+    def _describe(self, buffer_type: BufferType, is_mapped: bool, info: TensorInfo) -> int:
+        g = ggml()
+        key = (buffer_type.address, is_mapped)
+        if key not in self._contexts:
+            # Every tensor of the file may be described here, and twice when it has two uses.
+            self._contexts[key] = structs.new_context(2 * len(self._file.tensors) * g.ggml_tensor_overhead() + 4096)
+            self._stack.callback(g.ggml_free, self._contexts[key])
+        tensor: int = g.ggml_new_tensor_4d(self._contexts[key], int(info.type), *_four(info.shape))
+        g.ggml_set_name(tensor, info.name.encode()[:63])
+        return tensor
+
+    def measure(self) -> None:
+        """Give every tensor an empty buffer of its type: enough to plan graphs, nothing is allocated."""
+        g = ggml()
+        for weight in self._placed():
+            buffer = g.ggml_backend_buft_alloc_buffer(weight.buffer_type.address, 0)
+            g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
+            structs.set_buffer(weight.address, buffer)
+            self._stack.callback(g.ggml_backend_buffer_free, buffer)
+
+    def allocate(self) -> None:
+        """Errors: OutOfMemory with the bytes that were asked for."""
+        g = ggml()
+        for (type_address, is_mapped), context in self._contexts.items():
+            if is_mapped:
+                self._map(context)
+                continue
+            buffer = g.ggml_backend_alloc_ctx_tensors_from_buft(context, type_address)
+            if not buffer:
+                wanted = sum(w.n_bytes for w in self._placed() if w.buffer_type.address == type_address and not w.is_mapped)
+                name = g.ggml_backend_buft_name(type_address).decode()
+                raise OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of weights in {name}")
+            g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
+            self._stack.callback(g.ggml_backend_buffer_free, buffer)
+        self._is_allocated = True
+
+    def _map(self, context: int) -> None:
+        g = ggml()
+        pages = np.frombuffer(self._file_map(), dtype=np.uint8)
+        base = pages.ctypes.data
+        buffer = g.ggml_backend_cpu_buffer_from_ptr(base, pages.size)
+        g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
+        self._stack.callback(g.ggml_backend_buffer_free, buffer)
+        for weight in self._placed():
+            if weight.is_mapped:
+                g.ggml_backend_tensor_alloc(buffer, weight.address, base + weight.info.offset)
+
+    def _file_map(self) -> mmap.mmap:
+        if not hasattr(self, "_mapped"):
+            with open(self._file.path, "rb") as source:
+                self._mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._mapped
+
+    def load(self, progress: Callable[[float], None]) -> None:
+        """Read every tensor that is not mapped; progress is the share of bytes read, 0 to 1.
+
+        Errors: LoadError when the file shrank since it was checked.
+        """
+        pages = np.frombuffer(self._file_map(), dtype=np.uint8)
+        copied = [w for w in self._placed() if not w.is_mapped]
+        total = sum(w.info.n_bytes for w in copied) or 1
+        if Path(self._file.path).stat().st_size < self._file.size:
+            raise LoadError(f"{self._file.path} became shorter while it was being loaded")
+        done = 0
+        with ThreadPoolExecutor(_READERS, "load") as pool:
+            for n_bytes in pool.map(lambda w: self._copy(w, pages), copied):
+                done += n_bytes
+                progress(done / total)
+        with suppress(AttributeError, OSError, ValueError):
+            # What was copied will not be read again through the mapping: let the system have those pages back.
+            for weight in copied:
+                begin = -(-weight.info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+                length = weight.info.offset + weight.info.n_bytes - begin
+                if length > 0 and not self._shares_pages(weight):
+                    self._mapped.madvise(mmap.MADV_DONTNEED, begin, length)
+        progress(1.0)
+
+    def _shares_pages(self, weight: Weight) -> bool:
+        return any(w.is_mapped and w.info.name == weight.info.name for w in self._placed())
+
+    def _copy(self, weight: Weight, pages: np.ndarray) -> int:  # type: ignore[type-arg]
+        info = weight.info
+        source = pages.ctypes.data + info.offset
+        g = ggml()
+        if weight.buffer_type.is_host and "REPACK" not in weight.buffer_type.name and "AMX" not in weight.buffer_type.name:
+            for begin in range(0, info.n_bytes, _CHUNK_BYTES):
+                g.ggml_backend_tensor_set(weight.address, source + begin, begin, min(_CHUNK_BYTES, info.n_bytes - begin))
+        else:
+            # A conversion needs the whole tensor at once.
+            g.ggml_backend_tensor_set(weight.address, source, 0, info.n_bytes)
+        return info.n_bytes
+
+    def _placed(self) -> Sequence[Weight]:
+        return list({w.address: w for w in self._weights.values()}.values())
+
+    def layer_bytes(self, device: Device) -> list[int]:
+        """Bytes per layer on a device, the output last; INPUT is not counted here."""
+        sizes = [0] * (self._n_layers + 1)
+        for weight in self._placed():
+            if weight.layer != INPUT and self._device_of(weight.layer) is device:
+                sizes[weight.layer] += weight.n_bytes
+        return sizes
+
+    def input_bytes(self) -> int:
+        return sum(w.n_bytes for w in self._placed() if w.layer == INPUT)
+
+    def mapped_bytes(self) -> int:
+        return sum(w.n_bytes for w in self._placed() if w.is_mapped)
+
+    def close(self) -> None:
+        self._stack.close()
+        self._weights.clear()
+
+
+def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    n0, n1, n2, n3 = (*shape, 1, 1, 1)[:4]
+    return n0, n1, n2, n3

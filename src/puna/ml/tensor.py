@@ -1,0 +1,85 @@
+"""What model code may do with a tensor.
+
+A tensor is a light handle on a node of a graph. Shapes are in ggml's order: axis 0 is the contiguous one, so a matrix
+that maps n_in to n_out values has the shape [n_in, n_out], and a batch of vectors the shape [n_in, n_tokens].
+Operations build the graph; nothing is computed until the graph runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol, Self
+
+
+class DType(IntEnum):
+    """Types the engine creates tensors of; the numbers are ggml's. Weights may have any type a file can hold."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q8_0 = 8
+    I32 = 26
+    I64 = 27
+
+
+@dataclass(frozen=True)
+class RopeOptions:
+    """Rotary position embedding, parameters as ggml's rope takes them (YaRN: Peng et al. 2023)."""
+
+    n_dims: int  # of each head, how many are rotated
+    neox: bool = False  # pair dimension i with i + n_dims/2 (NeoX) instead of with its neighbour
+    base: float = 10000.0
+    scale: float = 1.0  # factor on positions: 1 / (how much the context was stretched)
+    original_ctx: int = 0  # context length before stretching; only YaRN uses it
+    ext_factor: float = 0.0  # 1 switches YaRN's interpolation on
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+class Tensor(Protocol):
+    @property
+    def shape(self) -> tuple[int, int, int, int]: ...
+
+    def __add__(self, other: Self) -> Self: ...
+    def __mul__(self, other: Self) -> Self:
+        """Elementwise product; *other* is repeated along axes where it has length 1."""
+
+    def scale(self, factor: float) -> Self: ...
+    def mul_mat(self, x: Self) -> Self:
+        """self [k, p] and x [k, n] give [p, n]: the weight is the receiver."""
+
+    def rows(self, indices: Self) -> Self:
+        """self [k, n], indices I32 [m] give F32 [k, m]."""
+
+    def set_rows(self, source: Self, indices: Self) -> Self:
+        """Write source F32 [k, m] to the rows named by indices I64 [m], converting; the result must enter the graph."""
+
+    def rms_norm(self, eps: float) -> Self: ...
+    def silu(self) -> Self: ...
+    def swiglu(self, up: Self) -> Self:
+        """silu(self) * up"""
+
+    def rope(self, positions: Self, options: RopeOptions, factors: Self | None = None) -> Self:
+        """self [head_dim, n_heads, n], positions I32 [n]; factors F32 [n_dims/2] divide the frequencies."""
+
+    def flash_attention(self, key: Self, value: Self, mask: Self, scale: float) -> Self:
+        """Softmax(scale * K·q + mask)·V, fused.
+
+        Shapes: self [head_dim, n, n_heads, s], key and value [head_dim, m, n_kv_heads, s], mask F16 [m, n, 1, s];
+        the result is [head_dim, n_heads, n, s].
+        """
+
+    def reshape(self, *shape: int) -> Self: ...
+    def permute(self, a: int, b: int, c: int, d: int) -> Self:
+        """Source axis i goes to the position given at i."""
+
+    def contiguous(self) -> Self: ...
+    def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Self:
+        """Part of the same memory; strides (of axes 1 and up) and offset in bytes."""
+
+    def copy_to(self, target: Self) -> Self:
+        """Copy into target, converting; the result must enter the graph."""
+
+    def concat(self, other: Self, axis: int) -> Self: ...

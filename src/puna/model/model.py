@@ -1,0 +1,39 @@
+"""What a model is to the runner: something that builds graphs over a batch, and knows which cache it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from puna.gguf.reader import GGUFFile
+from puna.kvcache.cache import Cache, Limits
+from puna.ml.backend import Backend, Context
+from puna.ml.tensor import DType, Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A batch inside a graph. Shapes: tokens and positions I32 [n], outputs I32 [m] or None when all rows are wanted."""
+
+    tokens: Tensor
+    positions: Tensor
+    outputs: Tensor | None
+
+
+class Model(Protocol):
+    n_vocab: int
+    n_ctx_train: int
+
+    def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
+        """Logits [n_vocab, n_outputs]."""
+
+    def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache: ...
+
+    def max_nodes(self, limits: Limits) -> int:
+        """An upper bound on the nodes of a graph."""
+
+
+# Reads the options, declares the weights with the backend. n_ctx is what one sequence may reach, for models whose
+# position encoding depends on it.
+Constructor = Callable[[GGUFFile, Backend, int], Model]

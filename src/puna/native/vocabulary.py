@@ -1,0 +1,60 @@
+"""The vocabulary of a model file, held by libllama."""
+
+from __future__ import annotations
+
+import ctypes
+
+from puna.native.llama import llama
+
+
+class Vocabulary:
+    """A model opened for its vocabulary only: no weights are read."""
+
+    def __init__(self, model: int) -> None:
+        self._model = model
+        library = llama()
+        self._vocab = library.llama_model_get_vocab(model)
+        self.n_tokens: int = library.llama_vocab_n_tokens(self._vocab)
+        self.bos: int = library.llama_vocab_bos(self._vocab)
+        self.adds_bos: bool = library.llama_vocab_get_add_bos(self._vocab)
+
+    @classmethod
+    def load(cls, path: str) -> Vocabulary | None:
+        """None when libllama cannot read the file; the reason is in the log."""
+        library = llama()
+        params = library.llama_model_default_params()
+        params.vocab_only = True
+        params.use_extra_bufts = False
+        model = library.llama_model_load_from_file(path.encode(), params)
+        return cls(model) if model else None
+
+    def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        library = llama()
+        capacity = len(text) + 8
+        while True:
+            tokens = (ctypes.c_int32 * capacity)()
+            count = library.llama_tokenize(
+                self._vocab, text, len(text), ctypes.addressof(tokens), capacity, add_special, parse_special
+            )
+            if count >= 0:
+                return tokens[:count]
+            capacity = -count  # the library says how many it needs
+
+    def piece(self, token: int, special: bool) -> bytes:
+        library = llama()
+        capacity = 64
+        while True:
+            buffer = ctypes.create_string_buffer(capacity)
+            count = library.llama_token_to_piece(self._vocab, token, ctypes.addressof(buffer), capacity, 0, special)
+            if count >= 0:
+                return buffer.raw[:count]
+            capacity = -count
+
+    def end_of_generation(self) -> list[int]:
+        library = llama()
+        return [t for t in range(self.n_tokens) if library.llama_vocab_is_eog(self._vocab, t)]
+
+    def close(self) -> None:
+        if self._model:
+            llama().llama_model_free(self._model)
+            self._model = 0

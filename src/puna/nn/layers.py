@@ -1,0 +1,37 @@
+"""The small parts that models are made of, each with its weights declared beside its arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from puna.ml.backend import Use
+from puna.ml.tensor import Tensor
+from puna.nn.declare import gguf
+
+
+@dataclass
+class Linear:
+    weight: Tensor = gguf("weight", use=Use.MATRIX)
+    bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n_in, n] to [n_out, n]."""
+        y = self.weight.mul_mat(x)
+        return y if self.bias is None else y + self.bias
+
+
+@dataclass
+class Embedding:
+    weight: Tensor = gguf("weight", use=Use.ROWS)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """tokens I32 [n] to [n_embd, n]."""
+        return self.weight.rows(tokens)
+
+
+@dataclass
+class RMSNorm:
+    weight: Tensor = gguf("weight", use=Use.VECTOR)
+
+    def __call__(self, x: Tensor, eps: float) -> Tensor:
+        return x.rms_norm(eps) * self.weight

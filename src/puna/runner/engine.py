@@ -1,0 +1,284 @@
+"""The engine: one thread that computes what all requests want next, step after step.
+
+Knows nothing of HTTP. Requests come from any thread through ``submit``; their replies leave on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from puna.errors import BadRequest, OutOfMemory, PunaError
+from puna.kvcache.batch import batch
+from puna.kvcache.causal import NotSupported
+from puna.native.log import route_to_logging
+from puna.runner import load
+from puna.runner.request import Request
+from puna.runner.schedule import schedule
+from puna.runner.service import NotLoaded
+from puna.runner.slots import Slots
+from puna.sample.sampler import SampleError, sample_batch
+from puna.wire import CompletionReply, CompletionRequest, Health, LoadReply, LoadRequest
+
+log = logging.getLogger(__name__)
+
+
+class RequestHandle:
+    """Lets the submitter end its request."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine = engine
+        self._request = request
+
+    def cancel(self) -> None:
+        self._engine.cancel(self._request)
+
+
+class Engine:
+    """``_lock`` guards what other threads see: the waiting requests, who is in the step, the state."""
+
+    def __init__(self, model_path: Path) -> None:
+        self._path = model_path
+        self._lock = threading.Lock()
+        self._load_lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._loaded: load.Loaded | None = None
+        self._slots: Slots | None = None
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._in_step: Sequence[Request] = ()
+        self._health = Health(status="launched")
+        self._n_steps = 0
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+        route_to_logging()
+
+    # Loading.
+
+    def health(self) -> Health:
+        h = self._health
+        return Health(
+            status=h.status,
+            progress=h.progress,
+            error=h.error,
+            active=len(self._running),
+            waiting=len(self._waiting),
+            steps=self._n_steps,
+        )
+
+    def load(self, request: LoadRequest) -> LoadReply:
+        with self._load_lock:
+            if request.operation == "close":
+                self._unload()
+                return LoadReply(success=True)
+            if self._loaded is not None:
+                raise BadRequest("model already loaded")
+            try:
+                if request.operation == "fit":
+                    return LoadReply(success=True, memory=load.measure(self._path, request.options), engine="puna")
+                return self._allocate(request)
+            except OutOfMemory as error:
+                return LoadReply(success=False, error=str(error))
+
+    def _allocate(self, request: LoadRequest) -> LoadReply:
+        loaded = load.allocate(self._path, request.options)
+        reply = LoadReply(success=True, memory=loaded.backend.memory(), n_ctx=loaded.limits.n_ctx, engine="puna")
+        if request.operation == "alloc":
+            # The memory was there; commit takes it again. Between the two the layout may still change.
+            loaded.close()
+            return reply
+        self._loaded = loaded
+        self._slots = Slots(loaded.cache, loaded.limits.max_sequences)
+        self._health = Health(status="loading")
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        return reply
+
+    def _run(self) -> None:
+        loaded = self._need()
+        try:
+            load.read_weights(loaded, lambda share: self._set_health(Health(status="loading", progress=share)))
+        except Exception as error:
+            log.exception("the weights could not be read")
+            self._set_health(Health(status="error", error=str(error) or type(error).__name__))
+            return
+        self._set_health(Health(status="ready", progress=1.0))
+        while self._wait_for_work():
+            self._admit()
+            self._step()
+            self._retire()
+
+    def _set_health(self, health: Health) -> None:
+        self._health = health
+
+    # Requests.
+
+    def submit(self, request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> RequestHandle:
+        loaded = self._need()
+        admitted = Request(request, loaded.tokenizer, loaded.limits.n_ctx, emit)
+        with self._lock:
+            if self._is_closing or self._health.status not in ("ready", "loading"):
+                raise NotLoaded
+            self._waiting.append(admitted)
+            self._work.notify()
+        return RequestHandle(self, admitted)
+
+    def cancel(self, request: Request) -> None:
+        """A step whose every request was cancelled is not worth finishing."""
+        with self._lock:
+            request.is_cancelled = True
+            if self._loaded and request in self._in_step and all(r.is_cancelled for r in self._in_step):
+                self._loaded.backend.abort()
+            self._work.notify()
+
+    def tokenize(self, text: str, add_special: bool) -> list[int]:
+        return self._need().tokenizer.encode(text, add_special=add_special)
+
+    def detokenize(self, tokens: list[int]) -> str:
+        return self._need().tokenizer.decode(tokens)
+
+    def _need(self) -> load.Loaded:
+        if self._loaded is None:
+            raise NotLoaded
+        return self._loaded
+
+    # The engine's thread.
+
+    def _wait_for_work(self) -> bool:
+        with self._lock:
+            while not (self._waiting or self._running or self._is_closing):
+                self._work.wait()
+            return not self._is_closing
+
+    def _admit(self) -> None:
+        """Give free slots to those who wait, in order of arrival."""
+        slots = self._slots
+        assert slots is not None
+        with self._lock:
+            for request in [r for r in self._waiting if r.is_cancelled]:
+                self._waiting.remove(request)
+                request.finish("cancelled")
+            admitted = [self._waiting.popleft() for _ in range(min(slots.n_free, len(self._waiting)))]
+        for request in admitted:
+            request.slot, request.n_cached = slots.acquire(request.tokens)
+            request.n_computed = request.n_cached
+            request.start()
+            if request.n_predict == 0:
+                request.finish("length")
+            self._running.append(request)
+
+    def _step(self) -> None:
+        loaded = self._need()
+        active = [r for r in self._running if self._is_active(r)]
+        counts = schedule([r.progress for r in active], loaded.limits.n_batch)
+        # Rows of neighbouring sequences stand together, so that the cache can read them with one view.
+        chosen = sorted(((r, n) for r, n in zip(active, counts, strict=True) if n), key=lambda pair: pair[0].slot)
+        if not chosen:
+            return
+        with self._lock:
+            self._in_step = [r for r, _ in chosen]
+        try:
+            self._compute(loaded, chosen)
+        except Exception as error:  # one bad batch must not end the process: it ends the requests that were in it
+            log.exception("a step failed")
+            for request, _ in chosen:
+                request.fail(error)
+        finally:
+            with self._lock:
+                self._in_step = ()
+                loaded.backend.clear_abort()
+        self._n_steps += 1
+
+    def _is_active(self, request: Request) -> bool:
+        """Ends those who are cancelled or whose context is full; makes room where that is allowed."""
+        if request.is_cancelled:
+            request.finish("cancelled")
+        elif not request.is_done and len(request.tokens) > request.n_ctx:
+            if request.wire.shift:
+                self._shift(request)
+            else:
+                request.finish("length")
+        return not request.is_done
+
+    def _shift(self, request: Request) -> None:
+        """Drop half of what follows the kept tokens, and compute what cannot be moved again."""
+        assert self._slots is not None
+        cache = self._need().cache
+        n_discard = max((request.n_ctx - request.n_keep) // 2, 1)
+        begin, end = request.n_keep, request.n_keep + n_discard
+        del request.tokens[begin:end]
+        try:
+            cache.remove(request.slot, begin, end)
+            request.n_computed -= n_discard
+        except NotSupported:
+            cache.remove(request.slot, begin)
+            request.n_computed = begin
+
+    def _compute(self, loaded: load.Loaded, chosen: list[tuple[Request, int]]) -> None:
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        outputs: list[int] = []
+        finishing: list[Request] = []
+        for request, count in chosen:
+            begin, end = request.n_computed, request.n_computed + count
+            tokens += request.tokens[begin:end]
+            positions += range(begin, end)
+            sequences += [request.slot] * count
+            if end == len(request.tokens):
+                outputs.append(len(tokens) - 1)
+                finishing.append(request)
+        # A graph without outputs would have no end; a row that nobody wants is cheap.
+        logits = loaded.forward(batch(tokens, positions, sequences, outputs or [len(tokens) - 1]))
+        if logits is None:
+            for request, _ in chosen:
+                request.finish("cancelled")
+            return
+        for request, count in chosen:
+            request.n_computed += count
+        sampled = sample_batch(logits[: len(finishing)], [r.sampler for r in finishing])
+        for request, token in zip(finishing, sampled, strict=True):
+            if isinstance(token, SampleError):
+                request.fail(token)
+            elif not request.is_cancelled:
+                request.accept(token)
+
+    def _retire(self) -> None:
+        """Give back the slots of requests that ended; their computed tokens stay for the next with the same prefix."""
+        assert self._slots is not None
+        for request in [r for r in self._running if r.is_done]:
+            self._need().cache.remove(request.slot, request.n_computed)
+            self._slots.record(request.slot, request.tokens[: request.n_computed])
+            self._slots.release(request.slot)
+            self._running.remove(request)
+        for request in self._running:
+            self._slots.record(request.slot, request.tokens[: request.n_computed])
+
+    # The end.
+
+    def _unload(self) -> None:
+        with self._lock:
+            self._is_closing = True
+            for request in (*self._waiting, *self._running):
+                request.is_cancelled = True
+            if self._loaded:
+                self._loaded.backend.abort()
+            self._work.notify_all()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
+        for request in (*self._waiting, *self._running):
+            request.fail(PunaError("the model was unloaded"), status=503)
+        self._waiting.clear()
+        self._running.clear()
+        if self._loaded:
+            self._loaded.close()
+        self._loaded, self._slots, self._thread = None, None, None
+        self._health = Health(status="launched")
+        self._is_closing = False
+
+    def close(self) -> None:
+        with self._load_lock:
+            self._unload()

@@ -1,0 +1,119 @@
+"""From load options to a model that runs: backend, weights, cache, working memory; and what each of them takes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from puna.errors import BadRequest
+from puna.kvcache.cache import Cache, Limits
+from puna.ml.ggml.backend import GGMLBackend
+from puna.ml.tensor import DType
+from puna.model.model import Model
+from puna.model.registry import open_model
+from puna.native.selftest import verdict
+from puna.runner.step import Forward
+from puna.tokenizer.tokenizer import Tokenizer
+from puna.wire import LoadOptions, MemoryReport
+
+log = logging.getLogger(__name__)
+
+_CACHE_TYPES = {"f16": DType.F16, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
+
+
+@dataclass
+class Loaded:
+    """A model in memory and all it needs to run."""
+
+    backend: GGMLBackend
+    model: Model
+    cache: Cache
+    forward: Forward
+    tokenizer: Tokenizer
+    limits: Limits
+
+    def close(self) -> None:
+        self.forward.close()
+        self.backend.close()
+        self.tokenizer.close()
+
+
+def n_threads(options: LoadOptions) -> int:
+    """As asked for, else one per physical core that this process may use."""
+    if options.n_threads > 0:
+        return options.n_threads
+    allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count() or 1
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
+def check(options: LoadOptions) -> None:
+    """Errors: BadRequest naming the option."""
+    for name, low, high in (("n_ctx", 4, 1 << 24), ("n_parallel", 1, 1024), ("n_batch", 1, 1 << 16), ("n_threads", 0, 4096)):
+        value = getattr(options, name)
+        if not low <= value <= high:
+            raise BadRequest(f"{name} must be from {low} to {high}, not {value}")
+
+
+def _open(path: Path, options: LoadOptions) -> tuple[GGMLBackend, Model, Cache, Limits, Forward]:
+    check(options)
+    facts = verdict()
+    for broken in facts.broken:
+        log.warning("not used on this machine: %s for %s weights (%s)", broken.buffer_type, broken.tensor_type, broken.reason)
+    backend = GGMLBackend(
+        path,
+        n_threads=n_threads(options),
+        layers=options.gpu_layers,
+        use_mmap=options.use_mmap,
+        allows=facts.allows,
+    )
+    try:
+        n_ctx = options.n_ctx
+        trained = backend.file.metadata.integer("context_length", 0)
+        if 0 < trained < n_ctx:
+            log.warning("the model was trained for a context of %d tokens, not %d", trained, n_ctx)
+            n_ctx = trained
+        limits = Limits(options.n_parallel, n_ctx, min(options.n_batch, n_ctx))
+        model = open_model(backend.file, backend, n_ctx)
+        cache = model.make_cache(backend, limits, _CACHE_TYPES[options.kv_cache_type])
+        return backend, model, cache, limits, Forward(backend, model, cache, limits)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def measure(path: Path, options: LoadOptions) -> MemoryReport:
+    """What a load would take; nothing is allocated.
+
+    Errors: as allocate.
+    """
+    backend, _, _, _, forward = _open(path, options)
+    try:
+        backend.measure()
+        return backend.memory(backend.reserve_sizes(forward.plan_largest().ctx))
+    finally:
+        forward.close()
+        backend.close()
+
+
+def allocate(path: Path, options: LoadOptions) -> Loaded:
+    """All memory, and the vocabulary; the weights are still to be read.
+
+    Errors: OutOfMemory, UnsupportedModel, FileFormatError, MissingTensors, BadRequest.
+    """
+    backend, model, cache, limits, forward = _open(path, options)
+    try:
+        backend.allocate()
+        forward.reserve()
+        return Loaded(backend, model, cache, forward, Tokenizer(path), limits)
+    except BaseException:
+        forward.close()
+        backend.close()
+        raise
+
+
+def read_weights(loaded: Loaded, progress: Callable[[float], None]) -> None:
+    loaded.backend.load(progress)

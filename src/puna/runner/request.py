@@ -1,0 +1,134 @@
+"""One request's way through the engine: its prompt, what was computed, what was said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from puna.errors import BadRequest, ContextOverflow
+from puna.runner.schedule import Progress
+from puna.runner.text import TextStream
+from puna.sample.sampler import Sampler
+from puna.tokenizer.tokenizer import Tokenizer
+from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Piece
+
+Emit = Callable[[CompletionReply], None]
+Reason = Literal["stop", "length", "cancelled"]
+
+# Generation that never ends by itself ends after this many contexts.
+MAX_CONTEXTS = 10
+
+
+class Request:
+    """``tokens`` are those of prompt and answer; the first ``n_computed`` of them are in the cache of ``slot``."""
+
+    def __init__(self, wire: CompletionRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit) -> None:
+        tokens = [*wire.context, *tokenizer.encode(wire.prompt, add_special=not wire.context)]
+        bad = next((t for t in wire.context if not 0 <= t < tokenizer.n_tokens), None)
+        if bad is not None:
+            raise BadRequest(f"context has the token {bad}, which is not in the vocabulary of {tokenizer.n_tokens}")
+        if not tokens:
+            raise BadRequest("the prompt is empty")
+        self.wire = wire
+        self.n_ctx = n_ctx
+        self.n_keep = _n_keep(wire, len(tokens), n_ctx)
+        self.tokens = fit(tokens, self.n_keep, n_ctx, wire)
+        self.n_prompt = len(self.tokens)
+        self.n_computed = 0
+        self.n_cached = 0
+        self.n_generated = 0
+        self.n_predict = min(wire.n_predict if wire.n_predict >= 0 else MAX_CONTEXTS * n_ctx, MAX_CONTEXTS * n_ctx)
+        self.slot = -1
+        self.is_cancelled = False
+        self.is_done = False
+        self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx)
+        self.sampler.accept_many(self.tokens)
+        self._tokenizer = tokenizer
+        self._text = TextStream(wire.stop)
+        self._emit = emit
+        self._answer: list[int] = []
+        self._prompt_tokens = list(self.tokens) if wire.return_tokens else []
+        self._started = 0
+        self._first_token = 0
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self.n_computed, len(self.tokens))
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether the step that computes all its tokens leads to a new one."""
+        return not self.is_done
+
+    def start(self) -> None:
+        self._started = time.perf_counter_ns()
+
+    def accept(self, token: int) -> None:
+        """Take the sampled token; this may end the request."""
+        if not self._first_token:
+            self._first_token = time.perf_counter_ns()
+        self.n_generated += 1
+        self._answer.append(token)
+        if token in self._tokenizer.end_tokens and not self.wire.ignore_eos:
+            self.finish("stop")
+            return
+        self.sampler.accept(token)
+        emitted = self._text.feed(self._tokenizer.piece(token))
+        if emitted.text:
+            self._emit(Piece(content=emitted.text))
+        if emitted.stopped:
+            self.finish("stop")
+        elif self.n_generated >= self.n_predict:
+            self.finish("length")
+        else:
+            self.tokens.append(token)
+
+    def finish(self, reason: Reason) -> None:
+        """The one terminal reply, after what was held back."""
+        if self.is_done:
+            return
+        self.is_done = True
+        held = self._text.finish()
+        if held and reason != "cancelled":
+            self._emit(Piece(content=held))
+        now = time.perf_counter_ns()
+        started, first = self._started or now, self._first_token or now
+        self._emit(
+            Done(
+                reason="stop" if self._text.stopped and reason == "length" else reason,
+                prompt_eval_count=self.n_prompt,
+                cached_count=self.n_cached,
+                prompt_eval_duration=first - started,
+                eval_count=self.n_generated,
+                eval_duration=now - first,
+                tokens=[*self._prompt_tokens, *self._answer] if self.wire.return_tokens else [],
+            )
+        )
+
+    def fail(self, error: Exception, status: int = 500) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self._emit(Failed(error=str(error) or type(error).__name__, status=status))
+
+
+def _n_keep(wire: CompletionRequest, n_tokens: int, n_ctx: int) -> int:
+    """Tokens at the front that survive truncation and shifts; at most half the context, so that there is room."""
+    wanted = n_tokens if wire.n_keep < 0 else wire.n_keep
+    return min(wanted, n_tokens, n_ctx // 2)
+
+
+def fit(tokens: list[int], n_keep: int, n_ctx: int, wire: CompletionRequest) -> list[int]:
+    """The prompt as it fits the context: the first n_keep tokens and the newest, with room for an answer.
+
+    Errors: ContextOverflow when it does not fit and may not be truncated.
+    """
+    if len(tokens) <= n_ctx:
+        return tokens
+    if not wire.truncate:
+        raise ContextOverflow(len(tokens), n_ctx)
+    room = max(n_ctx // 4, 1)
+    if wire.n_predict >= 0:
+        room = min(room, max(wire.n_predict, 1))
+    n_tail = max(n_ctx - room - n_keep, 1)
+    return [*tokens[:n_keep], *tokens[-n_tail:]]

@@ -1,0 +1,51 @@
+"""Text to tokens and back, with the vocabulary of a model file, through libllama (which reads only the vocabulary)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from puna.errors import BadRequest, FileFormatError
+from puna.native.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """Safe to use from several threads: the vocabulary never changes."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._vocabulary = Vocabulary.load(str(path))
+        if self._vocabulary is None or self._vocabulary.n_tokens == 0:
+            raise FileFormatError(f"{path}: the file has no vocabulary that can be used")
+        v = self._vocabulary
+        self.n_tokens: int = v.n_tokens
+        self.bos: int = v.bos  # -1 when there is none
+        self.adds_bos: bool = v.adds_bos
+        self.end_tokens: frozenset[int] = frozenset(v.end_of_generation())
+        self._piece = lru_cache(maxsize=65536)(v.piece)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Tokens of the text.
+
+        add_special: put the model's begin (and end) tokens around it. parse_special: text such as ``<|im_end|>`` becomes
+        the control token it names. A text that begins with the begin token itself gets no second one.
+        """
+        tokens = self._vocabulary.tokenize(text.encode("utf-8", "replace"), add_special, parse_special)
+        if add_special and self.adds_bos and tokens[:2] == [self.bos, self.bos]:
+            del tokens[0]
+        return tokens
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token, perhaps part of a character; control tokens are empty unless *special*.
+
+        Errors: BadRequest for a number outside the vocabulary.
+        """
+        if not 0 <= token < self.n_tokens:
+            raise BadRequest(f"token {token} is not in the vocabulary of {self.n_tokens}")
+        return self._piece(token, special)
+
+    def decode(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        return b"".join(self.piece(t, special=special) for t in tokens).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        self._vocabulary.close()

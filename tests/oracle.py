@@ -1,0 +1,75 @@
+"""libllama on the same file: what the engine's numbers are compared with, in tests and in bench."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from puna.native.llama import FLASH_ATTN_AUTO, llama
+
+
+class Oracle:
+    """A model opened by libllama. Sequences and positions are the caller's, as in the engine."""
+
+    def __init__(self, path: Any, *, n_ctx: int = 2048, n_sequences: int = 1, n_batch: int = 512, n_threads: int = 2) -> None:
+        self.lib = llama()
+        params = self.lib.llama_model_default_params()
+        self.model = self.lib.llama_model_load_from_file(str(path).encode(), params)
+        assert self.model, f"libllama cannot load {path}"
+        c = self.lib.llama_context_default_params()
+        # Sequences have memory of their own, n_ctx each, as libllama's server arranges it by default.
+        c.n_ctx, c.n_seq_max, c.n_batch, c.n_ubatch = n_ctx * n_sequences, n_sequences, n_batch, n_batch
+        c.n_threads = c.n_threads_batch = n_threads
+        c.flash_attn_type = FLASH_ATTN_AUTO
+        c.no_perf = True
+        self.ctx = self.lib.llama_init_from_model(self.model, c)
+        assert self.ctx, "libllama could not make a context"
+        self.vocab = self.lib.llama_model_get_vocab(self.model)
+        self.n_vocab: int = self.lib.llama_vocab_n_tokens(self.vocab)
+        self._batch = self.lib.llama_batch_init(max(n_batch, n_sequences), 0, 1)
+
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """Logits of the rows named by outputs: [n_outputs, n_vocab]."""
+        b, wanted = self._batch, set(outputs)
+        b.n_tokens = len(tokens)
+        for i, (token, position, sequence) in enumerate(zip(tokens, positions, sequences, strict=True)):
+            b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = token, position, 1, i in wanted
+            b.seq_id[i][0] = sequence
+        status = self.lib.llama_decode(self.ctx, b)
+        assert status == 0, f"llama_decode: {status}"
+        return np.stack([self._row(i) for i in outputs]) if outputs else np.empty((0, self.n_vocab), np.float32)
+
+    def _row(self, index: int) -> npt.NDArray[np.float32]:
+        address = self.lib.llama_get_logits_ith(self.ctx, index)
+        floats = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(floats, (self.n_vocab,)).copy()
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The likeliest continuation, end tokens included as any other."""
+        row = self.decode(prompt, range(len(prompt)), [0] * len(prompt), [len(prompt) - 1])[0]
+        answer = [int(row.argmax())]
+        while len(answer) < count:
+            row = self.decode(answer[-1:], [len(prompt) + len(answer) - 1], [0], [0])[0]
+            answer.append(int(row.argmax()))
+        return answer
+
+    def forget(self, sequence: int = -1, begin: int = -1, end: int = -1) -> None:
+        assert self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(self.ctx), sequence, begin, end)
+
+    def close(self) -> None:
+        self.lib.llama_batch_free(self._batch)
+        self.lib.llama_free(self.ctx)
+        self.lib.llama_model_free(self.model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
