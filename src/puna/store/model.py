@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from puna.errors import FileFormatError, NotFound
+from puna.errors import FileFormatError, NotFound, UnsupportedModel
 from puna.store.capabilities import capabilities
 from puna.store.config import ModelConfig
 from puna.store.details import FileDetails, read_details
@@ -26,7 +26,7 @@ class StoredModel:
     digest: str  # hex, of the manifest's bytes; empty for a bare file
     n_bytes: int
     modified_at: float  # seconds since 1970
-    model_path: Path | None  # None for a stub without weights
+    weights_path: Path | None  # None for a stub that stands for a model on another server
     projector_paths: tuple[Path, ...] = ()
     adapter_paths: tuple[Path, ...] = ()
     template: str = ""  # Go template of the template layer; empty: the file's own chat template counts
@@ -39,13 +39,23 @@ class StoredModel:
     parent: str = ""  # the model this one was created from
     manifest: Manifest | None = None
 
+    @property
+    def model_path(self) -> Path:
+        """The GGUF file with the weights.
+
+        Errors: UnsupportedModel when there is none.
+        """
+        if self.weights_path is None:
+            raise UnsupportedModel(f"{self.name} has no weights here: it stands for a model on another server")
+        return self.weights_path
+
     @functools.cached_property
     def file(self) -> FileDetails | None:
         """Facts from the model file; None when there is none or it cannot be read."""
-        if self.model_path is None:
+        if self.weights_path is None:
             return None
         try:
-            return read_details(self.model_path)
+            return read_details(self.weights_path)
         except (NotFound, FileFormatError):
             return None
 

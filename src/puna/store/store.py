@@ -24,6 +24,7 @@ from puna.store.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Report, silent
 from puna.store.sources import file, pull
+from puna.store.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -34,21 +35,25 @@ _MAX_OPENED = 1024
 class Store:
     """Models below one folder, usually ``~/.ollama/models``; the folder appears when something is written."""
 
-    def __init__(self, root: Path, *, keep_unused: bool = False) -> None:
+    def __init__(self, root: Path, *, keep_unused: bool = False, allow_files: bool = True) -> None:
         self.root = Path(root)
+        self.allow_files = allow_files  # whether an absolute path counts as a name; not for servers that others can reach
         self.blobs = Blobs(self.root / "blobs")
         self.manifests = Manifests(self.root / "manifests")
         self.keep_unused = keep_unused  # OLLAMA_NOPRUNE: no blob is ever removed
+        self.transfers = Transfers()  # pulls and creations that clients follow
         self._lock = threading.RLock()  # manifests and the blobs they name change together
         self._opened: dict[tuple[str, str, float], StoredModel] = {}
 
     def get(self, text: str) -> StoredModel:
-        """The model of this name, or the one that was pulled from this source (``pypi:PACKAGE``).
+        """The model of this name, the one that was pulled from this source (``pypi:PACKAGE``), or the file at this path.
 
         Errors: NotFound with the name as typed; InvalidName; FileFormatError when the manifest or a layer is damaged.
         """
+        if self.allow_files and Path(text).is_absolute():
+            return self._file(text)
         model = self._open(self._read(text, f"model '{text}' not found"))
-        if model.model_path is not None and not model.model_path.is_file():
+        if model.weights_path is not None and not model.weights_path.is_file():
             raise NotFound(f"model '{text}' not found: its weights are missing from the store, pull it again")
         return model
 
@@ -167,6 +172,18 @@ class Store:
             used = {layer.digest for item in stored for layer in item.manifest.blobs}
             prune.remove_stale(self.root, used)
 
+    def close(self) -> None:
+        """Cancel what is being pulled or created."""
+        self.transfers.close()
+
+    def _file(self, text: str) -> StoredModel:
+        # one message whatever is wrong, so that nobody learns what files there are
+        try:
+            return self.from_file(text)
+        except (NotFound, FileFormatError, ValueError) as error:
+            log.info("%r as a model: %s", text, error)
+            raise NotFound(f"model '{text}' not found: there is no GGUF model that can be read") from error
+
     def _read(self, text: str, missing: str) -> StoredManifest:
         name = self.find(text)
         if name is None:
@@ -197,7 +214,7 @@ class Store:
         known = self._opened.get(key)
         if known is None:
             known = self._assemble(stored)
-            if known.model_path is None or known.model_path.is_file():
+            if known.weights_path is None or known.weights_path.is_file():
                 if len(self._opened) >= _MAX_OPENED:
                     self._opened.clear()
                 self._opened[key] = known
@@ -210,7 +227,7 @@ class Store:
             digest=stored.digest,
             n_bytes=stored.manifest.n_bytes,
             modified_at=stored.modified_at,
-            model_path=None,
+            weights_path=None,
             manifest=stored.manifest,
         )
         try:
@@ -229,7 +246,7 @@ class Store:
         path = self.blobs.path(digest)
         match kind:
             case "model":
-                fields = {"model_path": path, "parent": origin}
+                fields = {"weights_path": path, "parent": origin}
             case "projector":
                 fields = {"projector_paths": (*model.projector_paths, path)}
             case "adapter":

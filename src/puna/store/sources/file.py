@@ -29,6 +29,6 @@ def open_model(path: str | Path) -> StoredModel:
         digest="",
         n_bytes=found.st_size,
         modified_at=found.st_mtime,
-        model_path=absolute,
+        weights_path=absolute,
         config=ModelConfig(model_format="gguf"),
     )

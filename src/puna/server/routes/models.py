@@ -1,0 +1,218 @@
+"""Routes about stored models: tags, show, create, pull, blobs, copy and delete.
+
+Everything that touches the disk runs in threads. The store is ``request.app.state.store``.
+Source: Ollama's REST API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import aclosing
+from typing import Any
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from puna.api import go_json
+from puna.api.models import (
+    CopyRequest,
+    CreateRequest,
+    DeleteRequest,
+    ListedModel,
+    ModelDetails,
+    PullRequest,
+    ShowRequest,
+    TagsResponse,
+    local_time,
+)
+from puna.errors import BadRequest, InvalidName, NotFound, PunaError
+from puna.server.bodies import NDJSON, Stream, json_response, read_json
+from puna.server.errors import describe, native_body
+from puna.store.blobs import BlobWriter, parse_digest
+from puna.store.create import Recipe
+from puna.store.model import StoredModel
+from puna.store.names import Name
+from puna.store.progress import Progress, Report
+from puna.store.show import show
+from puna.store.sources import pull
+from puna.store.store import Store
+
+UPLOAD_CHUNK_BYTES = 1 << 20
+COPILOT = "GitHubCopilotChat/"
+
+
+async def list_models(request: Request) -> Response:
+    """GET /api/tags."""
+    store: Store = request.app.state.store
+
+    def listed() -> dict[str, Any]:
+        return TagsResponse(models=[_listed(model) for model in store.list()]).model_dump(mode="json")
+
+    return json_response(await to_thread.run_sync(listed))
+
+
+def _listed(model: StoredModel) -> ListedModel:
+    details = ModelDetails(**model.details, context_length=model.context_length, embedding_length=model.embedding_length)
+    return ListedModel(
+        name=model.name,
+        model=model.name,
+        modified_at=local_time(model.modified_at),
+        size=model.n_bytes,
+        digest=model.digest,
+        details=details,
+        capabilities=model.capabilities,
+        remote_model=model.config.remote_model,
+        remote_host=model.config.remote_host,
+    )
+
+
+async def show_model(request: Request) -> Response:
+    """POST /api/show."""
+    body = await read_json(request, ShowRequest)
+    store: Store = request.app.state.store
+    if not body.reference:
+        raise BadRequest("model is required")
+
+    def shown() -> dict[str, Any]:
+        reply = show(store.get(body.reference), verbose=body.verbose, system=body.system)
+        return reply.model_dump(mode="json")
+
+    reply = await to_thread.run_sync(shown)
+    if request.headers.get("user-agent", "").startswith(COPILOT):
+        reply["model_info"]["general.basename"] = body.reference
+    return json_response(reply)
+
+
+async def delete_model(request: Request) -> Response:
+    """DELETE /api/delete. A runner that has the model loaded keeps it until it is idle."""
+    body = await read_json(request, DeleteRequest)
+    store: Store = request.app.state.store
+    if not body.reference:
+        raise BadRequest("model is required")
+    try:
+        await to_thread.run_sync(store.delete, body.reference)
+    except InvalidName as error:
+        raise BadRequest(f'name "{body.reference}" is invalid') from error
+    return Response()
+
+
+async def copy_model(request: Request) -> Response:
+    """POST /api/copy."""
+    body = await read_json(request, CopyRequest)
+    store: Store = request.app.state.store
+    await to_thread.run_sync(store.copy, body.source, body.destination)
+    return Response()
+
+
+async def pull_model(request: Request) -> Response:
+    """POST /api/pull. Clients that pull the same thing share one download."""
+    body = await read_json(request, PullRequest)
+    store: Store = request.app.state.store
+    key = pull.key(body.reference)
+    return await _followed(store, ("pull", key), lambda report: store.pull(body.reference, report), stream=body.stream)
+
+
+async def create_model(request: Request) -> Response:
+    """POST /api/create."""
+    body = await read_json(request, CreateRequest)
+    store: Store = request.app.state.store
+    Name.parse(body.reference)
+    recipe = _recipe(body)
+    recipe.check()
+    return await _followed(store, object(), lambda report: store.create(body.reference, recipe, report), stream=body.stream)
+
+
+def _recipe(body: CreateRequest) -> Recipe:
+    if body.remote_host:
+        raise BadRequest("remote models are not supported")
+    if body.draft_files:
+        raise BadRequest("draft models are not supported yet")
+    return Recipe(
+        base=body.base,
+        files=body.files,
+        adapters=body.adapters,
+        template=body.template,
+        system=body.system,
+        licenses=body.licenses,
+        parameters=body.parameters,
+        messages=tuple(body.messages),
+        renderer=body.renderer,
+        parser=body.parser,
+        requires=body.requires,
+        quantize=body.quantize or body.quantization,
+        info=body.info,
+    )
+
+
+async def _followed(store: Store, key: Hashable, work: Callable[[Report], object], *, stream: bool) -> Response:
+    """The progress of some work as a stream, or only the last line of it."""
+    lines = store.transfers.follow(key, work)
+    if stream:
+        return Stream(_encoded(lines), NDJSON, _error_line)
+    last = Progress("success")
+    try:
+        async with aclosing(lines):
+            async for line in lines:
+                last = line
+    except Exception as error:  # noqa: BLE001  # described as the errors of all routes are
+        text, status = describe(error)
+        return Response(go_json.dumps(native_body(text, status)), 500 if status > 500 else status, media_type="application/json")
+    return Response(go_json.dumps(last.as_dict()), media_type="application/json")
+
+
+async def _encoded(lines: AsyncGenerator[Progress, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(lines):
+        async for line in lines:
+            yield go_json.dumps(line.as_dict()) + b"\n"
+
+
+def _error_line(text: str, status: int) -> bytes:
+    return go_json.dumps(native_body(text, status)) + b"\n"
+
+
+async def check_blob(request: Request) -> Response:
+    """HEAD /api/blobs/DIGEST."""
+    store: Store = request.app.state.store
+    digest = request.path_params["digest"]
+    if not await to_thread.run_sync(store.blobs.has, digest):
+        raise NotFound(f'blob "{digest}" not found')
+    return Response()
+
+
+async def upload_blob(request: Request) -> Response:
+    """POST /api/blobs/DIGEST. The bytes are hashed as they come; if they are not what was announced, nothing is kept."""
+    store: Store = request.app.state.store
+    digest = parse_digest(request.path_params["digest"])
+    if await to_thread.run_sync(store.blobs.has, digest):
+        return Response(status_code=200)
+    try:
+        with await to_thread.run_sync(store.blobs.writer) as writer:
+            await _receive(request, writer)
+            await to_thread.run_sync(writer.commit, digest)
+    except OSError as error:
+        raise PunaError(f"the model store could not be written: {error.strerror or error}") from error
+    return Response(status_code=201)
+
+
+async def _receive(request: Request, writer: BlobWriter) -> None:
+    pending = bytearray()
+    async for chunk in request.stream():
+        pending += chunk
+        if len(pending) >= UPLOAD_CHUNK_BYTES:
+            await to_thread.run_sync(writer.write, bytes(pending))
+            pending.clear()
+    await to_thread.run_sync(writer.write, bytes(pending))
+
+
+routes: list[Route] = [
+    Route("/api/tags", list_models, methods=["GET"]),  # and HEAD with it
+    Route("/api/show", show_model, methods=["POST"]),
+    Route("/api/create", create_model, methods=["POST"]),
+    Route("/api/pull", pull_model, methods=["POST"]),
+    Route("/api/blobs/{digest}", check_blob, methods=["HEAD"]),
+    Route("/api/blobs/{digest}", upload_blob, methods=["POST"]),
+    Route("/api/copy", copy_model, methods=["POST"]),
+    Route("/api/delete", delete_model, methods=["DELETE"]),
+]
