@@ -8,13 +8,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, ClassVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from puna.api.go_json import Request
 
 
 class NamedRequest(Request):
@@ -50,20 +46,20 @@ class CopyRequest(Request):
 class CreateRequest(NamedRequest):
     base: str = Field("", alias="from")
     files: dict[str, str] | None = None
-    adapters: dict[str, str] = {}
+    adapters: dict[str, str] = Field(default_factory=dict)
     template: str = ""
     system: str = ""
-    license: str | list[str] = []
-    parameters: dict[str, Any] = {}
-    messages: list[dict[str, Any]] = []
+    license: str | list[str] = Field(default_factory=list)
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    messages: list[dict[str, Any]] = Field(default_factory=list)
     renderer: str = ""
     parser: str = ""
     requires: str = ""
     quantize: str = ""
     quantization: str = ""
     remote_host: str = ""
-    info: dict[str, Any] = {}
-    draft_files: dict[str, str] = {}
+    info: dict[str, Any] = Field(default_factory=dict)
+    draft_files: dict[str, str] = Field(default_factory=dict)
     stream: bool = True
 
     @property

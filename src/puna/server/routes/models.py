@@ -27,7 +27,8 @@ from puna.api.models import (
     TagsResponse,
     local_time,
 )
-from puna.errors import BadRequest, InvalidName, NotFound, PunaError
+from puna.errors import BadRequest, InvalidName, NotFound, PunaError, TemplateError
+from puna.prompt.gotemplate import GoTemplate
 from puna.server.bodies import NDJSON, Stream, json_response, read_json
 from puna.server.errors import describe, native_body
 from puna.store.blobs import BlobWriter, parse_digest
@@ -121,7 +122,15 @@ async def create_model(request: Request) -> Response:
     Name.parse(body.reference)
     recipe = _recipe(body)
     recipe.check()
+    _check_template(body.template)
     return await _followed(store, object(), lambda report: store.create(body.reference, recipe, report), stream=body.stream)
+
+
+def _check_template(text: str) -> None:
+    try:
+        GoTemplate.parse(text)
+    except TemplateError as error:
+        raise BadRequest(f"template error: {error}") from error
 
 
 def _recipe(body: CreateRequest) -> Recipe:
