@@ -1,0 +1,207 @@
+"""Requests of the OpenAI-compatible API; what a model cannot do with is ignored, as OpenAI's clients expect.
+
+Source: Ollama's OpenAI compatibility.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from puna.api.go_json import Request
+
+_DATA_URL = re.compile(r"data:(?:image/(?:jpeg|jpg|png|webp))?;base64,")
+
+
+class StreamOptions(Request):
+    include_usage: bool = False
+
+
+class Reasoning(Request):
+    effort: str = ""
+
+
+class FunctionCall(Request):
+    name: str = ""
+    arguments: str = ""
+
+
+class ToolCall(Request):
+    id: str = ""
+    type: str = "function"
+    function: FunctionCall = FunctionCall()
+
+
+class Message(Request):
+    role: str = ""
+    content: Any = None
+    reasoning: str = ""
+    name: str = ""
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+    tool_call_id: str = ""
+
+
+def _stop(value: Any) -> list[str]:
+    """A text or a list of texts; what is no text in the list is dropped."""
+    if isinstance(value, str):
+        return [value]
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+class _Common(Request):
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: list[str] = Field(default_factory=list)
+    ignore_eos: bool | None = None  # an extension that other servers have too
+
+    _list_of_stops = field_validator("stop", mode="before")(_stop)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As options of the native API; only what was given."""
+        given = {
+            "num_predict": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "stop": self.stop or None,
+            "ignore_eos": self.ignore_eos,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class ChatCompletionRequest(_Common):
+    messages: list[Message] = Field(default_factory=list)
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    response_format: dict[str, Any] | None = None
+    reasoning: Reasoning = Reasoning()
+    reasoning_effort: str = ""
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return super().options | ({} if limit is None else {"num_predict": limit})
+
+
+class CompletionRequest(_Common):
+    prompt: str = ""
+    suffix: str = ""
+
+    @field_validator("top_p", mode="after")
+    @classmethod
+    def _absent_when_zero(cls, value: float | None) -> float | None:
+        return value or None
+
+
+_EFFORTS = {
+    "none": False,
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "max",
+    "ultra": "max",
+    "max": "max",
+}
+
+
+def think(request: ChatCompletionRequest) -> bool | str | None:
+    """Errors: ValueError for an effort that has no meaning here."""
+    effort = request.reasoning.effort or request.reasoning_effort
+    if not effort:
+        return None
+    if effort not in _EFFORTS:
+        known = ", ".join(f'"{name}"' for name in _EFFORTS)
+        raise ValueError(f'invalid reasoning value: "{effort}" (must be one of {known})')
+    value = _EFFORTS[effort]
+    assert isinstance(value, bool | str)
+    return value
+
+
+def native_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """The conversation as the native API takes it; each part of a list of contents becomes a message of its own.
+
+    Errors: ValueError saying what cannot be understood.
+    """
+    found: list[dict[str, Any]] = []
+    tool_names: dict[str, str] = {}
+    for message in messages:
+        calls = [_native_call(call) for call in message.tool_calls]
+        tool_names |= {call.id: call.function.name for call in message.tool_calls}
+        parts = _parts(message)
+        last = parts[-1] if parts else {}
+        if calls:
+            last["tool_calls"] = calls
+        if message.reasoning:
+            last["thinking"] = message.reasoning
+        if message.role == "tool":
+            last["tool_name"] = message.name or tool_names.get(message.tool_call_id, "")
+            last["tool_call_id"] = message.tool_call_id
+        found += parts
+    return found
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    match message.content:
+        case str():
+            return [{"role": message.role, "content": message.content}]
+        case list():
+            return [{"role": message.role, **_part(part)} for part in message.content]
+        case None if message.tool_calls:
+            return [{"role": message.role, "content": ""}]
+        case None:
+            raise ValueError("invalid message content type: <nil>")
+        case _:
+            raise ValueError(f"invalid message content type: {type(message.content).__name__}")
+
+
+def _part(part: Any) -> dict[str, Any]:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"content": text}
+        case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
+            return {"content": "", "images": [_image(url)]}
+        case {"type": "input_audio", "input_audio": {"data": str(data)}}:
+            return {"content": "", "images": [data]}
+    raise ValueError("invalid message format")
+
+
+def _image(url: str) -> str:
+    if url.startswith(("http://", "https://")):
+        raise ValueError("image URLs are not currently supported, please use base64 encoded data instead")
+    match = _DATA_URL.match(url)
+    if match is None:
+        raise ValueError("invalid image input")
+    data = url[match.end() :]
+    try:
+        base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise ValueError("invalid image input") from error
+    return data
+
+
+def _native_call(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError("invalid tool call arguments") from error
+    if not isinstance(arguments, dict):
+        raise ValueError("invalid tool call arguments")
+    return {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,110 @@
+"""The server as an ASGI application, and the process that serves it.
+
+Knows which routes there are and what stands before them. Never imports the engine: that lives in runners.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
+
+from puna import __version__
+from puna.errors import PunaError
+from puna.server import errors
+from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
+from puna.server.routes import chat, generate, models, openai, ps
+from puna.server.scheduler import Scheduler
+from puna.settings import Settings
+from puna.store.store import Store
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_GRACE_S = 3  # for running requests, before they are cancelled
+_BACKLOG = 2048
+
+
+def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starlette:
+    """Routes find what they need in ``request.app.state``: settings, store and scheduler."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await scheduler.close()
+
+    middleware = [Middleware(CORS, Origins(settings.origins))]
+    if settings.host.is_loopback:
+        middleware.append(Middleware(LocalHosts))
+    middleware.append(Middleware(CancelOnDisconnect))
+    routes: list[BaseRoute] = [*ps.routes, *generate.routes, *chat.routes, *models.routes, *openai.routes]
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        lifespan=lifespan,
+        exception_handlers={
+            PunaError: errors.on_error,
+            HTTPException: errors.on_http_error,
+            Exception: errors.on_error,
+        },
+    )
+    app.state.settings, app.state.store, app.state.scheduler = settings, store, scheduler
+    return app
+
+
+class _Server(uvicorn.Server):
+    """A second signal while shutting down ends the wait for running requests."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def serve(settings: Settings, sock: socket.socket | None = None) -> None:
+    """Serve until SIGINT or SIGTERM, on *sock* or at OLLAMA_HOST.
+
+    Running requests get SHUTDOWN_GRACE_S to end; then they are cancelled, and all runners are ended.
+    """
+    logging.basicConfig(
+        level=logging.DEBUG if settings.debug else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("asyncio").setLevel(logging.INFO)
+    store = Store(settings.models)
+    app = create_app(settings, store, Scheduler(settings))
+    listener = sock or _listen(settings)
+    host, port = listener.getsockname()[:2]
+    log.info("Listening on %s:%d (version %s)", host, port, __version__)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=settings.debug,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        timeout_keep_alive=75,
+        backlog=_BACKLOG,
+    )
+    with listener:
+        _Server(config).run(sockets=[listener])
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Errors: PunaError when the address cannot be listened on."""
+    family = socket.AF_INET6 if ":" in settings.host.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host.host, settings.host.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise PunaError(f"listen tcp {settings.host.host}:{settings.host.port}: {error.strerror}") from error

@@ -1,0 +1,119 @@
+"""One answer of a model, from the request's options to the last message of the runner; the APIs put it in their shapes.
+
+Knows the scheduler, the runner's messages and how a conversation is cut to the context; no HTTP.
+
+Source: Ollama's REST API; product description "Truncation to context".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from puna import wire
+from puna.api.options import Options
+from puna.llm.load import WantedLoad
+from puna.llm.runner import Runner, error_from
+from puna.server.scheduler import Loaded, Scheduler
+from puna.store.model import StoredModel
+
+T = TypeVar("T")
+MakePrompt = Callable[[Loaded], Awaitable[str]]
+
+_SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
+_MAX_CONTEXTS = 10  # an answer without a limit of its own ends after so many contexts' worth of tokens
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that is known before a model is loaded."""
+
+    model: StoredModel
+    options: Options
+    wanted: WantedLoad
+    make_prompt: MakePrompt
+    keep_alive: float | None = None
+    context: list[int] = field(default_factory=list)
+    truncate: bool = True
+    shift: bool = True
+    return_tokens: bool = False
+    began_ns: int = field(default_factory=time.monotonic_ns)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came of a job, with durations in nanoseconds from its beginning."""
+
+    done: wire.Done
+    load_ns: int
+    total_ns: int
+
+
+async def run(scheduler: Scheduler, job: Job) -> AsyncGenerator[str | Finished, None]:
+    """Pieces of text, then exactly one Finished. Closing the generator cancels the work wherever it is.
+
+    Errors: what loading raises; RunnerDied; what the runner reports, as the error of its status.
+    """
+    async with scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
+        load_ns = time.monotonic_ns() - job.began_ns
+        request = completion_request(job, await job.make_prompt(loaded), loaded.n_ctx)
+        async with aclosing(loaded.runner.complete(request)) as replies:
+            async for reply in replies:
+                if isinstance(reply, wire.Piece):
+                    yield reply.content
+                elif isinstance(reply, wire.Failed):
+                    raise error_from(reply)
+                else:
+                    yield Finished(reply, load_ns, time.monotonic_ns() - job.began_ns)
+
+
+def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequest:
+    options = job.options
+    limit = _MAX_CONTEXTS * n_ctx
+    sampling = {name: getattr(options, name) for name in wire.SamplingOptions.__struct_fields__}
+    return wire.CompletionRequest(
+        prompt=prompt,
+        context=job.context,
+        sampling=wire.SamplingOptions(**sampling),
+        n_predict=options.num_predict if 0 <= options.num_predict <= limit else limit,
+        n_keep=options.num_keep,
+        stop=options.stop,
+        ignore_eos=options.ignore_eos,
+        truncate=job.truncate,
+        shift=job.shift,
+        return_tokens=job.return_tokens,
+    )
+
+
+async def fit(
+    messages: Sequence[T], is_system: Callable[[T], bool], render: Callable[[list[T]], Awaitable[str]], runner: Runner, n_ctx: int
+) -> str:
+    """The prompt of the longest end of a conversation that fits the context, system messages and the last one kept.
+
+    Each step of the search renders and counts once; that a shorter conversation never has more tokens makes it a bisection.
+    """
+
+    def kept(begin: int) -> list[T]:
+        return [message for number, message in enumerate(messages) if number >= begin or is_system(message)]
+
+    prompt = await render(kept(0))
+    if await _fits(prompt, runner, n_ctx):
+        return prompt
+    low, high, best = 1, len(messages) - 1, ""
+    while low < high:
+        middle = (low + high) // 2
+        prompt = await render(kept(middle))
+        if await _fits(prompt, runner, n_ctx):
+            high, best = middle, prompt
+        else:
+            low = middle + 1
+    return best if best and low == high else await render(kept(max(0, len(messages) - 1)))
+
+
+async def _fits(prompt: str, runner: Runner, n_ctx: int) -> bool:
+    if len(prompt.encode()) + _SPECIAL_TOKENS <= n_ctx:  # a token is a byte at least
+        return True
+    return len(await runner.tokenize(prompt)) <= n_ctx

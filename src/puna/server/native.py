@@ -1,0 +1,85 @@
+"""Replies of the native API: timestamps, counts, and the lines of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from puna.api import go_json
+from puna.server.bodies import NDJSON, Stream
+from puna.server.errors import JSON_CONTENT_TYPE, native_body
+from puna.server.generation import Finished
+
+
+def now() -> str:
+    """RFC 3339 with nanoseconds, in UTC."""
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{nanoseconds:09d}Z"
+
+
+def body_of(reply: BaseModel) -> bytes:
+    return go_json.dumps(reply.model_dump(exclude_none=True))
+
+
+def respond(reply: BaseModel) -> Response:
+    return Response(body_of(reply), media_type=JSON_CONTENT_TYPE)
+
+
+def error_line(text: str, status: int) -> bytes:
+    return go_json.dumps(native_body(text, status)) + b"\n"
+
+
+def metrics(finished: Finished) -> dict[str, int | None]:
+    """Counts and durations; what is zero is left out."""
+    done = finished.done
+    counts = {
+        "total_duration": finished.total_ns,
+        "load_duration": finished.load_ns,
+        "prompt_eval_count": done.prompt_eval_count,
+        "prompt_eval_duration": done.prompt_eval_duration,
+        "eval_count": done.eval_count,
+        "eval_duration": done.eval_duration,
+        "cached_count": done.cached_count,
+    }
+    return {name: count if count > 0 else None for name, count in counts.items()}
+
+
+MakeReply = Callable[..., BaseModel]
+Parts = AsyncGenerator[str | Finished, None]
+
+
+async def answer(parts: Parts, reply: MakeReply, *, stream: bool) -> Response:
+    """The answer as lines or as one message. *reply* makes a message from a text and further fields."""
+    if stream:
+        return Stream(_lines(parts, reply), NDJSON, error_line)
+    text, finished = await gather(parts)
+    return respond(reply(text, **final_fields(finished)))
+
+
+async def _lines(parts: Parts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
+    """One line per piece, then the line with the counts."""
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, Finished):
+                yield body_of(reply("", **final_fields(part))) + b"\n"
+            else:
+                yield body_of(reply(part)) + b"\n"
+
+
+async def gather(parts: Parts) -> tuple[str, Finished]:
+    text: list[str] = []
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, Finished):
+                return "".join(text), part
+            text.append(part)
+    raise AssertionError("a generation ended without its last message")
+
+
+def final_fields(finished: Finished) -> dict[str, Any]:
+    return {"done": True, "done_reason": finished.done.reason, "context": finished.done.tokens or None, **metrics(finished)}

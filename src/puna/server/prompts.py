@@ -1,0 +1,130 @@
+"""From a stored model and a conversation to the text the model completes.
+
+Chooses the template and puts the model's own messages in front; how templates work is puna.prompt's business.
+
+Source: product description, "Prompt construction".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from puna.api.generate import Message
+from puna.gguf.reader import GGUFFile
+from puna.prompt.render import Renderer, Think, make_renderer
+from puna.server.generation import fit
+from puna.server.scheduler import Loaded
+from puna.store.model import StoredModel
+
+Turn = dict[str, Any]  # a message as templates see it
+
+_IM_START = b"<|im_start|>"
+_THOUGHTS = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The few facts about a model's vocabulary that its prompts depend on."""
+
+    bos: str
+    eos: str
+    has_im_start: bool
+
+
+def renderer_for(model: StoredModel, template: str = "") -> Renderer:
+    """*template*, from a request, counts more than the model's own.
+
+    Errors: TemplateError.
+    """
+    assert model.model_path is not None
+    found = model.model_path.stat()
+    vocabulary = _vocabulary(model.model_path, found.st_size, found.st_mtime_ns)
+    return _renderer(template or model.template, model.chat_template, vocabulary)
+
+
+@functools.lru_cache(maxsize=64)
+def _renderer(go_template: str, jinja_template: str, vocabulary: Vocabulary) -> Renderer:
+    return make_renderer(go_template, jinja_template, vocabulary.bos, vocabulary.eos, vocabulary.has_im_start)
+
+
+@functools.lru_cache(maxsize=64)
+def _vocabulary(path: Path, _size: int, _mtime_ns: int) -> Vocabulary:
+    with GGUFFile.open(path) as file:
+        meta = file.metadata
+        if not meta.has("tokenizer.ggml.tokens"):
+            return Vocabulary("", "", has_im_start=False)
+        tokens = meta.array("tokenizer.ggml.tokens")
+
+        def text_of(role: str) -> str:
+            token = meta.integer(f"tokenizer.ggml.{role}_token_id", -1)
+            return tokens.bytes_at(token).decode("utf-8", "replace") if 0 <= token < len(tokens) else ""
+
+        return Vocabulary(text_of("bos"), text_of("eos"), has_im_start=_IM_START in tokens.iter_bytes())
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What is to be answered, before it is known how much of it fits."""
+
+    model: StoredModel
+    turns: list[Turn]
+    tools: list[dict[str, Any]]
+    think: Think
+    truncate: bool
+    template: str = ""
+
+    async def prompt(self, loaded: Loaded) -> str:
+        """Render it, cut to the runner's context unless that is not wanted. Templates run in a thread: they may be slow."""
+        renderer = await asyncio.to_thread(renderer_for, self.model, self.template)
+
+        async def render(turns: list[Turn]) -> str:
+            return await asyncio.to_thread(renderer.chat, turns, self.tools or None, self.think)
+
+        if not self.truncate or not self.turns:
+            return await render(self.turns)
+        return await fit(self.turns, _is_system, render, loaded.runner, loaded.n_ctx)
+
+
+def _is_system(turn: Turn) -> bool:
+    return bool(turn["role"] == "system")
+
+
+def assemble(model: StoredModel, turns: Sequence[Turn], system: str = "", *, with_messages: bool = True) -> list[Turn]:
+    """The model's messages, then *turns*; in front of all the system text, unless the first turn brings one."""
+    before: list[Turn] = [dict(message) for message in model.messages] if with_messages else []
+    text = system or model.system
+    if text and not (turns and _is_system(turns[0])):
+        before.insert(0, {"role": "system", "content": text})
+    assembled = [*before, *turns]
+    return _without_old_thoughts(assembled) if _repeats_thoughts(model) else assembled
+
+
+def _repeats_thoughts(model: StoredModel) -> bool:
+    return model.family == "qwen3" or model.name.partition(":")[0].rpartition("/")[2] == "deepseek-r1"
+
+
+def _without_old_thoughts(turns: list[Turn]) -> list[Turn]:
+    last_user = max((number for number, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
+    return [
+        {**turn, "content": _THOUGHTS.sub("", turn["content"], count=1)}
+        if turn["role"] == "assistant" and number < last_user
+        else turn
+        for number, turn in enumerate(turns)
+    ]
+
+
+def turn_of(message: Message) -> Turn:
+    """A message of a request; empty fields are left out."""
+    turn: Turn = {"role": message.role, "content": message.content}
+    for name in ("thinking", "tool_name", "tool_call_id"):
+        if value := getattr(message, name):
+            turn[name] = value
+    if message.tool_calls:
+        turn["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    return turn

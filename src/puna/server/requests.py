@@ -1,0 +1,190 @@
+"""From a checked request to a job: opens the model, checks that it can do what is asked, merges the options.
+
+The OpenAI routes make native requests and come here too, so every rule stands once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from puna.api import options as model_options
+from puna.api.generate import ChatRequest, GenerateRequest
+from puna.errors import BadRequest, NotFound, PunaError, UnsupportedModel
+from puna.llm.load import wanted_load
+from puna.prompt.render import Think
+from puna.server import prompts
+from puna.server.generation import Job, MakePrompt
+from puna.server.scheduler import Loaded, Scheduler
+from puna.settings import Settings
+from puna.store.details import read_details
+from puna.store.model import StoredModel
+from puna.store.store import Store
+
+Defaults = Mapping[str, Any]
+NONE: Defaults = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, when, and what there is to serve the request with."""
+
+    settings: Settings
+    store: Store
+    scheduler: Scheduler
+    is_local: bool
+    began_ns: int
+
+    @classmethod
+    def of(cls, request: HTTPConnection) -> Caller:
+        state = request.app.state
+        return cls(state.settings, state.store, state.scheduler, _is_loopback(request), time.monotonic_ns())
+
+    async def open(self, name: str) -> StoredModel:
+        """A model of the store, or for callers on this machine a GGUF file by its path.
+
+        Errors: NotFound; InvalidName; FileFormatError; UnsupportedModel.
+        """
+        return await asyncio.to_thread(self._open, name)
+
+    def _open(self, name: str) -> StoredModel:
+        if not name:
+            raise NotFound("model '' not found")
+        is_file = name.startswith(("/", "./")) and name.endswith(".gguf")
+        if is_file and not self.is_local:
+            raise NotFound(f"model '{name}' not found: files are served to callers on this machine only")
+        model = self.store.from_file(name) if is_file else self.store.get(name)
+        if model.model_path is None:
+            raise UnsupportedModel(f"{name!r} has no weights: it is a reference to a model elsewhere")
+        if model.file is None:
+            read_details(model.model_path)  # raises what is wrong with the file
+        if model.adapter_paths:
+            raise UnsupportedModel(f"{name!r} needs an adapter, which is not supported yet")
+        return model
+
+    def unload(self, model: StoredModel) -> None:
+        assert model.model_path is not None
+        self.scheduler.unload(model.model_path)
+
+    async def load(self, job: Job) -> None:
+        async with self.scheduler.acquire(job.model, job.wanted, job.keep_alive):
+            pass
+
+    async def prompt_of(self, job: Job) -> str:
+        """What the model would be given; it is loaded for that, since only the runner can count tokens."""
+        async with self.scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
+            return await job.make_prompt(loaded)
+
+
+def _is_loopback(request: HTTPConnection) -> bool:
+    if request.client is None:  # a Unix socket
+        return True
+    try:
+        return ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
+
+
+def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, defaults: Defaults = NONE) -> Job:
+    """*defaults* are options that count less than the model's.
+
+    Errors: BadRequest for what the model or this server cannot do; OptionTypeError.
+    """
+    if request.raw and (request.template or request.system or request.context):
+        raise BadRequest("raw mode does not support template, system, or context")
+    _require(model, request.model, "generate", {"insert"} if request.suffix else set())
+    _check_images(model, request.model, has_images=bool(request.images))
+    think = _common_checks(model, request)
+
+    async def make_prompt(loaded: Loaded) -> str:
+        if request.raw:
+            return request.prompt
+        if request.suffix:
+            renderer = await asyncio.to_thread(prompts.renderer_for, model, request.template)
+            return await asyncio.to_thread(renderer.generate, request.prompt, request.system, request.suffix, think)
+        turns = prompts.assemble(
+            model,
+            [{"role": "user", "content": request.prompt}],
+            request.system,
+            with_messages=not request.context,
+        )
+        truncate = request.truncate and not request.template
+        return await prompts.Conversation(model, turns, [], think, truncate, request.template).prompt(loaded)
+
+    return _job(caller, model, request, defaults, make_prompt, context=request.context, return_tokens=not request.raw)
+
+
+def chat_job(caller: Caller, model: StoredModel, request: ChatRequest, defaults: Defaults = NONE) -> Job:
+    """Errors: as generate_job."""
+    _require(model, request.model, "chat", {"tools"} if request.tools else set())
+    _check_images(model, request.model, has_images=any(message.images for message in request.messages))
+    think = _common_checks(model, request)
+    turns = prompts.assemble(model, [prompts.turn_of(message) for message in request.messages])
+    conversation = prompts.Conversation(model, turns, request.tools, think, request.truncate)
+    return _job(caller, model, request, defaults, conversation.prompt)
+
+
+def _job(
+    caller: Caller,
+    model: StoredModel,
+    request: ChatRequest | GenerateRequest,
+    defaults: Defaults,
+    make_prompt: MakePrompt,
+    **extra: Any,
+) -> Job:
+    options = model_options.merge(defaults, model.parameters, request.options)
+    return Job(
+        model=model,
+        options=options,
+        wanted=wanted_load(options, caller.settings, n_ctx_train=model.context_length or None),
+        make_prompt=make_prompt,
+        keep_alive=request.keep_alive,
+        truncate=request.truncate,
+        shift=request.shift,
+        began_ns=caller.began_ns,
+        **extra,
+    )
+
+
+def _require(model: StoredModel, name: str, task: str, needed: set[str]) -> None:
+    if "completion" not in model.capabilities:
+        raise BadRequest(f'"{name}" does not support {task}')
+    missing = sorted(needed.difference(model.capabilities))
+    if missing:
+        raise BadRequest("\n".join(f"{model.full_name} does not support {ability}" for ability in missing))
+
+
+def _check_images(model: StoredModel, name: str, *, has_images: bool) -> None:
+    if has_images and "vision" in model.capabilities:
+        raise BadRequest("images are not supported yet")
+    if has_images:
+        raise BadRequest(f'"{name}" does not support images')
+
+
+def _common_checks(model: StoredModel, request: ChatRequest | GenerateRequest) -> Think:
+    """What generate and chat refuse alike; returns whether the model shall think."""
+    if not 0 <= request.top_logprobs <= 20:
+        raise BadRequest("top_logprobs must be between 0 and 20")
+    if request.logprobs:
+        raise BadRequest("logprobs are not supported yet")
+    _check_format(request.format)
+    can_think = "thinking" in model.capabilities
+    if request.think and not can_think:
+        raise BadRequest(f'"{request.model}" does not support thinking')
+    return True if request.think is None and can_think else request.think
+
+
+def _check_format(value: Any) -> None:
+    if value is None or value == "":
+        return
+    if value == "json" or isinstance(value, dict):
+        raise BadRequest("structured output (format) is not supported yet")
+    raise PunaError(f'invalid format: {json.dumps(value)[:200]}; expected "json" or a valid JSON Schema object')

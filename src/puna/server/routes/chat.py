@@ -1,0 +1,44 @@
+"""``POST /api/chat``. Source: Ollama's REST API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from puna.api.generate import ChatReply, ChatRequest, ReplyMessage
+from puna.errors import BadRequest
+from puna.server.bodies import json_response, read_json
+from puna.server.generation import run
+from puna.server.native import answer, now, respond
+from puna.server.requests import Caller, chat_job
+
+
+async def chat(request: Request) -> Response:
+    caller = Caller.of(request)
+    message = await read_json(request, ChatRequest)
+    if not message.model:
+        raise BadRequest("model is required")
+    model = await caller.open(message.model)
+
+    def reply(text: str, **fields: Any) -> ChatReply:
+        fields.pop("context", None)
+        return ChatReply(model=message.model, created_at=now(), message=ReplyMessage(content=text), **fields)
+
+    if not message.messages and message.keep_alive == 0:
+        caller.unload(model)
+        return respond(reply("", done=True, done_reason="unload"))
+    job = chat_job(caller, model, message)
+    if message.debug_render_only:
+        rendered = {"rendered_template": await caller.prompt_of(job), "image_count": 0}
+        empty = {"role": "assistant", "content": ""}
+        return json_response({"model": message.model, "created_at": now(), "message": empty, "_debug_info": rendered})
+    if not message.messages:
+        await caller.load(job)
+        return respond(reply("", done=True, done_reason="load"))
+    return await answer(run(caller.scheduler, job), reply, stream=message.stream)
+
+
+routes = [Route("/api/chat", chat, methods=["POST"])]

@@ -1,0 +1,223 @@
+"""The OpenAI-compatible routes: chat completions, completions and models.
+
+A request becomes a native one; an answer gets OpenAI's shape. Where Ollama forces temperature and top_p to 1 when they
+are absent, a model's own parameters count here. An error in the middle of a stream is sent as an error event.
+
+Source: Ollama's OpenAI compatibility.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from puna.api import go_json
+from puna.api import openai as api
+from puna.api.generate import ChatRequest, GenerateRequest
+from puna.errors import BadRequest, InvalidName, NotFound
+from puna.server.bodies import EVENT_STREAM, Stream, json_response, read_json
+from puna.server.errors import openai_body
+from puna.server.generation import Finished, Job, run
+from puna.server.native import Parts, gather
+from puna.server.requests import Caller, chat_job, generate_job
+from puna.store.model import StoredModel
+from puna.store.names import Name
+
+T = TypeVar("T")
+
+FINGERPRINT = "fp_ollama"
+DEFAULTS = {"temperature": 1.0, "top_p": 1.0}  # of OpenAI's API, where neither the request nor the model says anything
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all messages of one answer share."""
+
+    id: str
+    kind: str
+    model: str
+    created: int
+
+    @classmethod
+    def new(cls, prefix: str, kind: str, model: str) -> Shape:
+        return cls(f"{prefix}-{secrets.token_hex(12)}", kind, model, int(time.time()))
+
+    def message(self, choices: list[dict[str, Any]], kind: str = "", **extra: Any) -> dict[str, Any]:
+        head = {"id": self.id, "object": kind or self.kind, "created": self.created, "model": self.model}
+        return {**head, "system_fingerprint": FINGERPRINT, "choices": choices, **extra}
+
+
+async def chat_completions(request: Request) -> Response:
+    caller = Caller.of(request)
+    message = await read_json(request, api.ChatCompletionRequest)
+    if not message.messages:
+        raise BadRequest("[] is too short - 'messages'")
+    native = _checked(lambda: _native_chat(message))
+    model = await caller.open(message.model)
+    job = chat_job(caller, model, native, DEFAULTS)
+    shape = Shape.new("chatcmpl", "chat.completion", message.model)
+    if message.stream:
+        return _stream(_chat_events(run(caller.scheduler, job), shape, message.stream_options.include_usage))
+    text, finished = await gather(run(caller.scheduler, job))
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": finished.done.reason,
+    }
+    return json_response(shape.message([choice], usage=_usage(finished)))
+
+
+def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
+    return ChatRequest.model_validate(
+        {
+            "model": message.model,
+            "messages": api.native_messages(message.messages),
+            "tools": message.tools,
+            "options": message.options,
+            "think": api.think(message),
+            "format": _format(message.response_format),
+            "logprobs": message.logprobs,
+            "top_logprobs": message.top_logprobs,
+        }
+    )
+
+
+def _format(response_format: dict[str, Any] | None) -> Any:
+    match response_format:
+        case {"type": "json_object"}:
+            return "json"
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return schema
+    return None
+
+
+async def _chat_events(parts: Parts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    """The role comes with the first chunk only, the finish reason in a chunk of its own."""
+
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        return _event(shape.message([choice], "chat.completion.chunk"))
+
+    role = {"role": "assistant"}
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, str):
+                yield chunk({**role, "content": part})
+            else:
+                yield chunk({**role, "content": ""} if role else {}, part.done.reason)
+                if include_usage:
+                    yield _event(shape.message([], "chat.completion.chunk", usage=_usage(part)))
+                yield _DONE
+            role = {}
+
+
+async def completions(request: Request) -> Response:
+    caller = Caller.of(request)
+    message = await read_json(request, api.CompletionRequest)
+    model = await caller.open(message.model)
+    given = {"model": message.model, "prompt": message.prompt, "suffix": message.suffix, "options": message.options}
+    native = GenerateRequest.model_validate(given)
+    job = generate_job(caller, model, native, DEFAULTS)
+    shape = Shape.new("cmpl", "text_completion", message.model)
+    if not message.prompt:
+        return await _loaded(caller, job, shape)
+    if message.stream:
+        return _stream(_text_events(run(caller.scheduler, job), shape, message.stream_options.include_usage))
+    text, finished = await gather(run(caller.scheduler, job))
+    choice = {"text": text, "index": 0, "finish_reason": finished.done.reason}
+    return json_response(shape.message([choice], usage=_usage(finished)))
+
+
+async def _loaded(caller: Caller, job: Job, shape: Shape) -> Response:
+    """An empty prompt only loads the model."""
+    await caller.load(job)
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    return json_response(shape.message([{"text": "", "index": 0, "finish_reason": "load"}], usage=usage))
+
+
+async def _text_events(parts: Parts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    def chunk(text: str, reason: str | None = None) -> bytes:
+        return _event(shape.message([{"text": text, "index": 0, "finish_reason": reason}]))
+
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, str):
+                yield chunk(part)
+            else:
+                yield chunk("", part.done.reason)
+                if include_usage:
+                    yield _event(shape.message([], usage=_usage(part)))
+                yield _DONE
+
+
+async def list_models(request: Request) -> Response:
+    caller = Caller.of(request)
+    models = await asyncio.to_thread(caller.store.list)
+    return json_response({"object": "list", "data": [_model(model, model.name) for model in models]})
+
+
+async def retrieve_model(request: Request) -> Response:
+    caller = Caller.of(request)
+    name = request.path_params["model"]
+    try:
+        model = await asyncio.to_thread(caller.store.get, name)
+    except InvalidName as error:
+        raise NotFound(f"model '{name}' not found") from error
+    return json_response(_model(model, name))
+
+
+def _model(model: StoredModel, name: str) -> dict[str, Any]:
+    owner = Name.parse(model.full_name).namespace
+    return {"id": name, "object": "model", "created": int(model.modified_at), "owned_by": owner}
+
+
+def _usage(finished: Finished) -> dict[str, Any]:
+    done = finished.done
+    usage: dict[str, Any] = {
+        "prompt_tokens": done.prompt_eval_count,
+        "completion_tokens": done.eval_count,
+        "total_tokens": done.prompt_eval_count + done.eval_count,
+    }
+    if done.cached_count > 0:
+        usage["prompt_tokens_details"] = {"cached_tokens": done.cached_count}
+    return usage
+
+
+def _stream(events: AsyncGenerator[bytes, None]) -> Stream:
+    return Stream(events, EVENT_STREAM, lambda text, status: _event(openai_body(text, status)), cache_control="no-cache")
+
+
+def _event(message: dict[str, Any]) -> bytes:
+    return b"data: " + go_json.dumps(message) + b"\n\n"
+
+
+def _checked(make: Callable[[], T]) -> T:
+    """Translating a request finds what its types did not.
+
+    Errors: BadRequest.
+    """
+    try:
+        return make()
+    except ValidationError as error:
+        raise BadRequest(error.errors(include_url=False)[0]["msg"]) from error
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+
+
+routes = [
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/v1/models/{model}", retrieve_model, methods=["GET"]),
+]

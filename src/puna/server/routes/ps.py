@@ -1,0 +1,63 @@
+"""``GET /``, ``GET /api/version`` and ``GET /api/ps``: is the server there, which one is it, and what does it hold.
+
+Source: Ollama's REST API.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from puna import __version__
+from puna.api.generate import PsReply, RunningModel, VersionReply
+from puna.server.native import respond
+from puna.server.requests import Caller
+from puna.server.scheduler import Running
+from puna.store.model import StoredModel
+
+_FOREVER_S = (1 << 63) // 10**9  # how Ollama shows "for ever": as far ahead as Go's clock goes, about 292 years
+
+
+async def liveness(_: Request) -> Response:
+    return PlainTextResponse("Ollama is running")
+
+
+async def version(_: Request) -> Response:
+    return respond(VersionReply(version=__version__))
+
+
+async def ps(request: Request) -> Response:
+    caller = Caller.of(request)
+    return respond(PsReply(models=[_running_model(running) for running in caller.scheduler.running()]))
+
+
+def _running_model(running: Running) -> RunningModel:
+    model = running.model
+    assert isinstance(model, StoredModel)
+    devices = running.memory.devices if running.memory else []
+    on_gpu = sum(device.total for device in devices if not device.device.upper().startswith("CPU"))
+    return RunningModel(
+        name=model.name,
+        model=model.name,
+        size=running.memory.total if running.memory else model.n_bytes,  # until it is loaded, what its files hold
+        digest=model.digest,
+        details=model.details,
+        expires_at=_expiry(running.seconds_left),
+        size_vram=on_gpu,
+        context_length=running.n_ctx,
+    )
+
+
+def _expiry(seconds_left: float) -> str:
+    """In the local time zone, with its offset."""
+    return (datetime.now(UTC) + timedelta(seconds=min(seconds_left, _FOREVER_S))).astimezone().isoformat()
+
+
+routes = [
+    Route("/", liveness, methods=["GET", "HEAD"]),
+    Route("/api/version", version, methods=["GET", "HEAD"]),
+    Route("/api/ps", ps, methods=["GET"]),
+]
