@@ -192,7 +192,8 @@ def run(command: list[str], what: str, environ: Mapping[str, str], *, next_step:
         process.wait()
         raise
     elapsed = time.monotonic() - started
-    print(f"\r{what} {'done' if status == 0 else 'failed'} after {elapsed:.0f} s" + " " * 8 if is_terminal else "", flush=True)
+    if is_terminal:
+        print(f"\r{what} {'done' if status == 0 else 'failed'} after {elapsed:.0f} s" + " " * 8, flush=True)
     if status != 0:
         shown = _log_text(log_begin).splitlines()[-TAIL_LINES:]
         raise SetupError("\n".join([*shown, "", f"{shlex.join(command[:4])} … failed (exit status {status}).", next_step]))

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -225,9 +226,9 @@ def _check(cpu: _Cpu, buffer_type: int, tensor_type: int) -> dict[str, Any]:
 def check(only_buffer_type: str | None = None, only_tensor_type: str | None = None) -> Iterator[dict[str, Any]]:
     """Lines for every combination asked for."""
     cpu = _Cpu()
-    yield {"library": {"version": opened().version, "folder": str(opened().folder), "buffer_types": list(cpu.buffer_types)}}
-    supported: list[tuple[str, str]] = []
     types = weight_types()
+    yield {"library": {"version": opened().version, "buffer_types": list(cpu.buffer_types), "tensor_types": list(types)}}
+    supported: list[tuple[str, str]] = []
     for buffer_type, address in cpu.buffer_types.items():
         for tensor_type, number in types.items():
             if only_buffer_type not in (None, buffer_type) or only_tensor_type not in (None, tensor_type):
@@ -248,6 +249,7 @@ def main() -> None:
     parser.add_argument("--buffer-type")
     parser.add_argument("--tensor-type")
     arguments = parser.parse_args()
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin would take seconds where other processes compute
     for line in check(arguments.buffer_type, arguments.tensor_type):
         print(json.dumps(line), flush=True)
 
