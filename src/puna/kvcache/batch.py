@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,4 +42,4 @@ def runs(sequences: Ints) -> list[tuple[int, int, int]]:
     """(sequence, begin row, end row) of each group of rows."""
     cuts = np.flatnonzero(np.diff(sequences)) + 1
     bounds = [0, *cuts.tolist(), len(sequences)]
-    return [(int(sequences[b]), b, e) for b, e in zip(bounds, bounds[1:], strict=False)]
+    return [(int(sequences[b]), b, e) for b, e in pairwise(bounds)]

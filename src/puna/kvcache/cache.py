@@ -41,7 +41,7 @@ class Cache(Protocol):
     # For models.
 
     def layer(self, index: int) -> None:
-        """put and get that follow are about this layer."""
+        """Put and get that follow are about this layer."""
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         """Store the batch's keys and values.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from puna.errors import PunaError
 from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import Attended, Limits
-from puna.kvcache.cells import Cells, padded
+from puna.kvcache.cells import CacheFull, Cells, padded
 from puna.ml.backend import Backend, Context, row_bytes
 from puna.ml.tensor import DType, Tensor
 
@@ -26,6 +27,10 @@ PADDING = 256
 # Reading one more masked cell costs about what a visible one does: sequences share a call if at most this share is waste.
 MAX_WASTE = 0.25
 
+# A prefix that lies in more pieces than this is shared where it is instead of being copied.
+MAX_COPIES = 4
+
+END = 2**31 - 1  # after every position
 
 
 class NotSupported(PunaError):
@@ -58,6 +63,7 @@ class CausalCache:
         dtype: DType = DType.F16,
     ) -> None:
         self.limits = limits
+        self._backend = backend
         self._n_kv_heads = list(n_kv_heads)
         self._dims = (head_dim_k, head_dim_v)
         self._dtype = dtype
@@ -168,15 +174,41 @@ class CausalCache:
             members = self.cells.members[batch.sequences[rows][:: view.n_rows, None], cells]
             positions = self.cells.positions[cells]
         # A position that no row can reach stands for what the sequence does not own.
-        reach = np.where(members, positions, np.int32(2**31 - 1))
+        reach = np.where(members, positions, np.int32(END))
         seen = reach[:, None, :] <= wanted[:, :, None]
         return np.where(seen, np.float16(0), np.float16(-np.inf))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """The rows are copied where that takes few copies, so that the target's range stays tight; else shared."""
         if source == target:
             return
-        self.cells.remove(target, 0, 2**31 - 1)
-        self.cells.share(source, target, self.cells.cells_of(source, 0, length))
+        self.cells.remove(target, 0, END)
+        cells = self.cells.cells_of(source, 0, length)
+        if not len(cells):
+            return
+        try:
+            copies = self.cells.place(target, self.cells.positions[cells])
+        except CacheFull:
+            self.cells.share(target, cells)
+            return
+        pieces = _pieces(cells, copies)
+        if len(pieces) <= MAX_COPIES:
+            self._copy(pieces)
+        else:
+            self.cells.remove(target, 0, END)
+            self.cells.share(target, cells)
+
+    def _copy(self, pieces: list[tuple[int, int, int]]) -> None:
+        ctx = self._backend.context(16 + 2 * 3 * len(self._pools) * MAX_COPIES)
+        for pools, n_heads in zip(self._pools, self._n_kv_heads, strict=True):
+            for pool, dim in zip(pools, self._dims, strict=True):
+                width = dim * n_heads
+                cell_bytes = row_bytes(self._dtype, width)
+                for begin, copy, count in pieces:
+                    rows, target = (ctx.use(pool).view((width, count), (cell_bytes,), c * cell_bytes) for c in (begin, copy))
+                    ctx.forward(rows.copy_to(target))
+        ctx.compute()
+        ctx.close()
 
     def can_resume(self, sequence: int, position: int) -> bool:
         return position <= self.length(sequence)
@@ -184,7 +216,7 @@ class CausalCache:
     def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
         length = self.length(sequence)
         if end is None or end >= length:
-            self.cells.remove(sequence, begin, 2**31 - 1)
+            self.cells.remove(sequence, begin, END)
         elif begin < end:
             raise NotSupported("cached positions cannot be moved: the tokens after a removed range are computed again")
 
@@ -193,3 +225,10 @@ class CausalCache:
 
     def check_integrity(self) -> None:
         self.cells.check_integrity()
+
+
+def _pieces(cells: npt.NDArray[np.int64], copies: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """(begin, begin of the copy, count) of each stretch that is contiguous on both sides."""
+    cuts = np.flatnonzero((np.diff(cells) != 1) | (np.diff(copies) != 1)) + 1
+    bounds = [0, *cuts.tolist(), len(cells)]
+    return [(int(cells[b]), int(copies[b]), e - b) for b, e in pairwise(bounds)]

@@ -81,9 +81,8 @@ class Cells:
         self.positions[gone & (self.n_owners == 0)] = FREE
         self._measure(sequence)
 
-    def share(self, source: int, target: int, cells: npt.NDArray[np.int64]) -> None:
-        """The target sees these cells of the source too."""
-        del source
+    def share(self, target: int, cells: npt.NDArray[np.int64]) -> None:
+        """The target sees these cells of another sequence too."""
         self.n_owners[cells] += ~self.members[target, cells]
         self.members[target, cells] = True
         self._measure(target)
@@ -123,5 +122,3 @@ class Cells:
 
 def padded(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-

@@ -77,8 +77,14 @@ class Backend(Protocol):
 
 def row_bytes(dtype: DType, n: int) -> int:
     """Bytes of a row of n values."""
-    block, size = {DType.F32: (1, 4), DType.F16: (1, 2), DType.Q8_0: (32, 34), DType.Q4_0: (32, 18), DType.I32: (1, 4), DType.I64: (1, 8)}[dtype]
+    block, size = {
+        DType.F32: (1, 4),
+        DType.F16: (1, 2),
+        DType.Q8_0: (32, 34),
+        DType.Q4_0: (32, 18),
+        DType.I32: (1, 4),
+        DType.I64: (1, 8),
+    }[dtype]
     if n % block:
         raise ValueError(f"a row of {n} values cannot be stored as {dtype.name}: not a multiple of {block}")
     return n // block * size
-

@@ -48,10 +48,10 @@ class Tensor(Protocol):
 
     def scale(self, factor: float) -> Self: ...
     def mul_mat(self, x: Self) -> Self:
-        """self [k, p] and x [k, n] give [p, n]: the weight is the receiver."""
+        """Self [k, p] and x [k, n] give [p, n]: the weight is the receiver."""
 
     def rows(self, indices: Self) -> Self:
-        """self [k, n], indices I32 [m] give F32 [k, m]."""
+        """Self [k, n], indices I32 [m] give F32 [k, m]."""
 
     def set_rows(self, source: Self, indices: Self) -> Self:
         """Write source F32 [k, m] to the rows named by indices I64 [m], converting; the result must enter the graph."""
@@ -62,7 +62,7 @@ class Tensor(Protocol):
         """silu(self) * up"""
 
     def rope(self, positions: Self, options: RopeOptions, factors: Self | None = None) -> Self:
-        """self [head_dim, n_heads, n], positions I32 [n]; factors F32 [n_dims/2] divide the frequencies."""
+        """Self [head_dim, n_heads, n], positions I32 [n]; factors F32 [n_dims/2] divide the frequencies."""
 
     def flash_attention(self, key: Self, value: Self, mask: Self, scale: float) -> Self:
         """Softmax(scale * K·q + mask)·V, fused.

@@ -18,7 +18,9 @@ def open_model(file: GGUFFile, backend: Backend, n_ctx: int) -> Model:
     """Errors: UnsupportedModel naming the architecture and those there are; MissingTensors; FileFormatError."""
     name = file.architecture
     if name not in ARCHITECTURES:
-        raise UnsupportedModel(f"{file.path}: architecture {name!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}")
+        raise UnsupportedModel(
+            f"{file.path}: architecture {name!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
+        )
     module, _, cls = ARCHITECTURES[name].partition(":")
     model: Model = getattr(import_module(module), cls)(file, backend, n_ctx)
     return model

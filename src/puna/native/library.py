@@ -36,7 +36,9 @@ def library_dir() -> Path:
         folder = Path(place) / "lib"
         if _file(folder, "llama").exists():
             return folder
-    raise NativeLibraryError(f"the tensor library is not installed in this Python ({sys.executable}): run `pip install {PACKAGE}`")
+    raise NativeLibraryError(
+        f"the tensor library is not installed in this Python ({sys.executable}): run `pip install {PACKAGE}`"
+    )
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -15,7 +15,7 @@ class Linear:
     bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [n_in, n] to [n_out, n]."""
+        """X [n_in, n] to [n_out, n]."""
         y = self.weight.mul_mat(x)
         return y if self.bias is None else y + self.bias
 
@@ -25,7 +25,7 @@ class Embedding:
     weight: Tensor = gguf("weight", use=Use.ROWS)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """tokens I32 [n] to [n_embd, n]."""
+        """Tokens I32 [n] to [n_embd, n]."""
         return self.weight.rows(tokens)
 
 

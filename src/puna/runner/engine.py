@@ -15,7 +15,7 @@ from puna.errors import BadRequest, OutOfMemory, PunaError
 from puna.kvcache.batch import batch
 from puna.kvcache.causal import NotSupported
 from puna.native.log import route_to_logging
-from puna.runner import load
+from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.request import Request
 from puna.runner.schedule import schedule
 from puna.runner.service import NotLoaded
@@ -45,7 +45,7 @@ class Engine:
         self._lock = threading.Lock()
         self._load_lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._loaded: load.Loaded | None = None
+        self._loaded: Loaded | None = None
         self._slots: Slots | None = None
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -78,13 +78,13 @@ class Engine:
                 raise BadRequest("model already loaded")
             try:
                 if request.operation == "fit":
-                    return LoadReply(success=True, memory=load.measure(self._path, request.options), engine="puna")
+                    return LoadReply(success=True, memory=measure(self._path, request.options), engine="puna")
                 return self._allocate(request)
             except OutOfMemory as error:
                 return LoadReply(success=False, error=str(error))
 
     def _allocate(self, request: LoadRequest) -> LoadReply:
-        loaded = load.allocate(self._path, request.options)
+        loaded = allocate(self._path, request.options)
         reply = LoadReply(success=True, memory=loaded.backend.memory(), n_ctx=loaded.limits.n_ctx, engine="puna")
         if request.operation == "alloc":
             # The memory was there; commit takes it again. Between the two the layout may still change.
@@ -100,7 +100,7 @@ class Engine:
     def _run(self) -> None:
         loaded = self._need()
         try:
-            load.read_weights(loaded, lambda share: self._set_health(Health(status="loading", progress=share)))
+            read_weights(loaded, lambda share: self._set_health(Health(status="loading", progress=share)))
         except Exception as error:
             log.exception("the weights could not be read")
             self._set_health(Health(status="error", error=str(error) or type(error).__name__))
@@ -140,7 +140,7 @@ class Engine:
     def detokenize(self, tokens: list[int]) -> str:
         return self._need().tokenizer.decode(tokens)
 
-    def _need(self) -> load.Loaded:
+    def _need(self) -> Loaded:
         if self._loaded is None:
             raise NotLoaded
         return self._loaded
@@ -217,7 +217,7 @@ class Engine:
             cache.remove(request.slot, begin)
             request.n_computed = begin
 
-    def _compute(self, loaded: load.Loaded, chosen: list[tuple[Request, int]]) -> None:
+    def _compute(self, loaded: Loaded, chosen: list[tuple[Request, int]]) -> None:
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []

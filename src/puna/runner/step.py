@@ -16,7 +16,7 @@ from puna.model.model import Inputs, Model
 
 
 @dataclass
-class _Built:
+class Built:
     """A graph and the handles to feed it."""
 
     key: Hashable
@@ -34,7 +34,7 @@ class Forward:
         self._cache = cache
         self._max_nodes = model.max_nodes(limits)
         self._limits = limits
-        self._built: _Built | None = None
+        self._built: Built | None = None
         self._logits = np.empty((0, model.n_vocab), np.float32)
         self.n_builds = 0
 
@@ -46,7 +46,7 @@ class Forward:
         self.plan_largest().ctx.reserve()
         self._drop()
 
-    def plan_largest(self) -> _Built:
+    def plan_largest(self) -> Built:
         n_tokens, n_outputs = self._limits.n_batch, min(self._limits.max_sequences, self._limits.n_batch)
         shape = self._cache.start_reserve(n_tokens)
         return self._build((n_tokens, n_outputs, shape), n_tokens, n_outputs)
@@ -72,7 +72,7 @@ class Forward:
         ctx.get(built.logits, out)
         return out
 
-    def _build(self, key: Hashable, n_tokens: int, n_outputs: int) -> _Built:
+    def _build(self, key: Hashable, n_tokens: int, n_outputs: int) -> Built:
         self._drop()
         ctx = self._backend.context(self._max_nodes)
         inputs = Inputs(
@@ -83,7 +83,7 @@ class Forward:
         self._cache.make_inputs(ctx)
         logits = self._model.forward(ctx, inputs, self._cache)
         ctx.output(logits)
-        self._built = _Built(key, ctx, inputs, logits)
+        self._built = Built(key, ctx, inputs, logits)
         self.n_builds += 1
         return self._built
 

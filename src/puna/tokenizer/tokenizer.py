@@ -14,10 +14,10 @@ class Tokenizer:
     """Safe to use from several threads: the vocabulary never changes."""
 
     def __init__(self, path: str | Path) -> None:
-        self._vocabulary = Vocabulary.load(str(path))
-        if self._vocabulary is None or self._vocabulary.n_tokens == 0:
+        v = Vocabulary.load(str(path))
+        if v is None or v.n_tokens == 0:
             raise FileFormatError(f"{path}: the file has no vocabulary that can be used")
-        v = self._vocabulary
+        self._vocabulary = v
         self.n_tokens: int = v.n_tokens
         self.bos: int = v.bos  # -1 when there is none
         self.adds_bos: bool = v.adds_bos

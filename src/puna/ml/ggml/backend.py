@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -149,7 +150,7 @@ class GGMLBackend:
             self._arenas[max_nodes] = np.empty(GGMLContext.arena_bytes(max_nodes) + 1024, np.uint8)
         return GGMLContext(self._scheduler_for(max_nodes), max_nodes, self._arenas[max_nodes])
 
-    def reserve_sizes(self, context: GGMLContext) -> list[int]:
+    def reserve_sizes(self, context: Any) -> list[int]:
         """Bytes of working memory per device that a graph needs, without taking them."""
         sizes = structs.sizes(len(self._backends))
         ggml().ggml_backend_sched_reserve_size(context.scheduler, context.graph, sizes)

@@ -15,7 +15,10 @@ from puna.native.ggml import STATUS_ABORTED, STATUS_SUCCESS, ggml
 
 
 class GGMLContext:
-    """Memory for the description of up to max_nodes tensors; *arena* is lent by the backend and returned at close."""
+    """Describes up to max_nodes tensors in *arena*, which the backend lends until close.
+
+    Tensors given to it are GGMLTensors of the same backend; the protocol it fills cannot say so.
+    """
 
     def __init__(self, scheduler: int, max_nodes: int, arena: npt.NDArray[np.uint8]) -> None:
         self.scheduler = scheduler
@@ -38,13 +41,13 @@ class GGMLContext:
         self._n_bytes[node] = g.ggml_nbytes(node)
         return GGMLTensor(node, self.address)
 
-    def use(self, tensor: GGMLTensor) -> GGMLTensor:
+    def use(self, tensor: Any) -> GGMLTensor:
         return GGMLTensor(tensor.address, self.address)
 
-    def forward(self, tensor: GGMLTensor) -> None:
+    def forward(self, tensor: Any) -> None:
         ggml().ggml_build_forward_expand(self._graph, tensor.address)
 
-    def output(self, tensor: GGMLTensor) -> None:
+    def output(self, tensor: Any) -> None:
         ggml().ggml_set_output(tensor.address)
         self.forward(tensor)
 
@@ -52,7 +55,7 @@ class GGMLContext:
         if not ggml().ggml_backend_sched_reserve(self.scheduler, self._graph):
             raise OutOfMemory("no memory for the working buffers of the largest batch")
 
-    def set(self, tensor: GGMLTensor, values: npt.NDArray[Any]) -> None:
+    def set(self, tensor: Any, values: npt.NDArray[Any]) -> None:
         """values: C-contiguous, of the tensor's type; the same number of bytes."""
         self._allocate()
         expected = self._n_bytes[tensor.address]
@@ -77,7 +80,7 @@ class GGMLContext:
             raise PunaError(f"the tensor library could not compute this batch (status {status})")
         return True
 
-    def get(self, tensor: GGMLTensor, out: npt.NDArray[np.float32]) -> None:
+    def get(self, tensor: Any, out: npt.NDArray[np.float32]) -> None:
         ggml().ggml_backend_tensor_get(tensor.address, out.ctypes.data, 0, out.nbytes)
 
     @property

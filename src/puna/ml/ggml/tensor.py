@@ -83,7 +83,9 @@ class GGMLTensor:
         return GGMLTensor(node, self.graph)
 
     def reshape(self, *shape: int) -> GGMLTensor:
-        function = (ggml().ggml_reshape_1d, ggml().ggml_reshape_2d, ggml().ggml_reshape_3d, ggml().ggml_reshape_4d)[len(shape) - 1]
+        function = (ggml().ggml_reshape_1d, ggml().ggml_reshape_2d, ggml().ggml_reshape_3d, ggml().ggml_reshape_4d)[
+            len(shape) - 1
+        ]
         return GGMLTensor(function(self.graph, self.address, *shape), self.graph)
 
     def permute(self, a: int, b: int, c: int, d: int) -> GGMLTensor:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from puna.errors import LoadError, MissingTensors, OutOfMemory
 from puna.gguf.reader import GGUFFile, TensorInfo
@@ -95,14 +96,10 @@ class Weights:
         if layer > self._n_layers:
             raise LoadError(f"{self._file.path}: tensor {info.name} belongs to a layer beyond the {self._n_layers} of the model")
         device = self._device_of(layer)
-        for other in (Use.MATRIX, Use.ROWS, Use.VECTOR):
-            # The same bytes in the same memory serve another use too.
-            known = self._weights.get((info.name, other))
-            if known and known.buffer_type is device.plain and self._supports(device, device.plain, info, use):
-                wanted = self._best(device, info, use)
-                if wanted is device.plain:
-                    return known
         buffer_type = self._best(device, info, use)
+        for known in self._weights.values():
+            if known.info is info and known.buffer_type is buffer_type:
+                return known  # a second use of the same bytes in the same memory
         is_mapped = self._use_mmap and buffer_type is device.plain and buffer_type.is_host
         address = self._describe(buffer_type, is_mapped, info)
         n_bytes = ggml().ggml_backend_buft_get_alloc_size(buffer_type.address, address)
@@ -218,7 +215,7 @@ class Weights:
     def _shares_pages(self, weight: Weight) -> bool:
         return any(w.is_mapped and w.info.name == weight.info.name for w in self._placed())
 
-    def _copy(self, weight: Weight, pages: np.ndarray) -> int:  # type: ignore[type-arg]
+    def _copy(self, weight: Weight, pages: npt.NDArray[np.uint8]) -> int:
         info = weight.info
         source = pages.ctypes.data + info.offset
         g = ggml()

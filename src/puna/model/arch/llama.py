@@ -37,7 +37,11 @@ class Options:
         meta = file.metadata
         if meta.integer("expert_count", 0) > 0:
             raise UnsupportedModel(f"{file.path}: llama with experts is not supported yet")
-        n_layers, n_embd, n_heads = meta.integer("block_count"), meta.integer("embedding_length"), meta.integer("attention.head_count")
+        n_layers, n_embd, n_heads = (
+            meta.integer("block_count"),
+            meta.integer("embedding_length"),
+            meta.integer("attention.head_count"),
+        )
         if min(n_layers, n_embd, n_heads) < 1 or n_embd % n_heads:
             raise FileFormatError(f"{file.path}: {n_layers} layers, {n_embd} wide, {n_heads} heads is not a llama")
         head_dim = meta.integer("attention.key_length", n_embd // n_heads)
@@ -65,7 +69,9 @@ class Attention:
     value: Linear = gguf("attn_v")
     output: Linear = gguf("attn_output")
 
-    def __call__(self, ctx: Context, x: Tensor, inputs: Inputs, cache: Cache, o: Options, n_kv_heads: int, factors: Tensor | None) -> Tensor:
+    def __call__(
+        self, ctx: Context, x: Tensor, inputs: Inputs, cache: Cache, o: Options, n_kv_heads: int, factors: Tensor | None
+    ) -> Tensor:
         n = x.shape[1]
         query = self.query(x).reshape(o.head_dim, o.n_heads, n).rope(inputs.positions, o.rope, factors)
         key = self.key(x).reshape(o.head_dim, n_kv_heads, n).rope(inputs.positions, o.rope, factors)
@@ -136,7 +142,11 @@ class Llama:
 
 def _check_shapes(file: GGUFFile, o: Options) -> None:
     """A tensor of another shape than the metadata says would end the process inside the library."""
-    wanted = {"token_embd.weight": (o.n_embd, None), "output.weight": (o.n_embd, None), "output_norm.weight": (o.n_embd,)}
+    wanted: dict[str, tuple[int | None, ...]] = {
+        "token_embd.weight": (o.n_embd, None),
+        "output.weight": (o.n_embd, None),
+        "output_norm.weight": (o.n_embd,),
+    }
     wanted["rope_freqs.weight"] = (o.rope.n_dims // 2,)
     wanted["rope_factors_long.weight"] = wanted["rope_factors_short.weight"] = (o.rope.n_dims // 2,)
     for i in range(o.n_layers):

@@ -1,0 +1,61 @@
+"""The engine without its thread: forward passes over a file, for tests and bench."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from puna.kvcache.batch import batch
+from puna.kvcache.cache import Limits
+from puna.ml.ggml.backend import GGMLBackend
+from puna.ml.tensor import DType
+from puna.model.registry import open_model
+from puna.runner.step import Forward
+
+
+class PunaEngine:
+    """The same face as tests.oracle.Oracle."""
+
+    def __init__(self, path: Any, *, n_ctx: int = 2048, n_sequences: int = 1, n_batch: int = 512, n_threads: int = 2) -> None:
+        self.backend = GGMLBackend(path, n_threads=n_threads)
+        self.limits = Limits(n_sequences, n_ctx, n_batch)
+        self.model = open_model(self.backend.file, self.backend, n_ctx)
+        self.cache = self.model.make_cache(self.backend, self.limits, DType.F16)
+        self.backend.allocate()
+        self.backend.load(lambda _share: None)
+        self.forward = Forward(self.backend, self.model, self.cache, self.limits)
+        self.forward.reserve()
+        self.n_vocab = self.model.n_vocab
+
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        logits = self.forward(batch(tokens, positions, sequences, outputs))
+        assert logits is not None, "nothing aborts a compute here"
+        return logits
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        row = self.decode(prompt, range(len(prompt)), [0] * len(prompt), [len(prompt) - 1])[0]
+        answer = [int(row.argmax())]
+        while len(answer) < count:
+            row = self.decode(answer[-1:], [len(prompt) + len(answer) - 1], [0], [0])[0]
+            answer.append(int(row.argmax()))
+        return answer
+
+    def forget(self, sequence: int = -1, begin: int = 0) -> None:
+        for s in range(self.limits.max_sequences) if sequence < 0 else [sequence]:
+            self.cache.remove(s, max(begin, 0))
+
+    def close(self) -> None:
+        self.forward.close()
+        self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
