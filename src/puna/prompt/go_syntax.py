@@ -527,9 +527,10 @@ def _number(token: Token) -> int | float:
     except ValueError:
         pass
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         _fail(token.line, f"malformed number {token.text}")
+    return value if set(text) & set(".eE") else int(value)
 
 
 def _prefixed(text: str) -> int:

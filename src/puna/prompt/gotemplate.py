@@ -82,11 +82,11 @@ class GoTemplate:
         return "".join(execution.output)
 
 
-class _Break(Exception):  # noqa: N818  # control flow, not an error
+class _Break(Exception):
     pass
 
 
-class _Continue(Exception):  # noqa: N818
+class _Continue(Exception):
     pass
 
 

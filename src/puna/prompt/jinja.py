@@ -76,6 +76,7 @@ class _CountingGenerator(CodeGenerator):
         super().blockvisit(self._counted(nodes), frame)
 
     def _counted(self, statements: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
+        self.writeline("environment.tick()")  # also where there is nothing else: an empty loop takes time too
         for statement in statements:
             self.writeline("environment.tick()", statement)
             yield statement

@@ -17,7 +17,7 @@ MAX_TEXT_CHARS = 1 << 22
 MAX_ITEMS = 200_000
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 5.0
-_ITEMS_PER_STEP = 16
+_ITEMS_PER_STEP = 8
 _COPIES = 64  # of the input, and of one text of the greatest length, that may be made on the way
 
 
@@ -51,13 +51,14 @@ class Budget:
     def admit(self, value: Any) -> Any:
         """Account for a value a template has made and return it.
 
-        Containers are weighed as they would print: an item counts once for each place that refers to it.
+        Containers are weighed as they would print: an item counts once for each place that refers to it. Their texts are not
+        copies, so they are held against the limit for one text, not added to what was made.
         Errors: TemplateError when it is too large.
         """
         if isinstance(value, str):
             self.text(len(value))
         elif isinstance(value, CONTAINERS):
-            self.text(self.weight(value))
+            self.weight(value)
         return value
 
     def weight(self, value: Any) -> int:

@@ -1,0 +1,181 @@
+"""Golden prompts through Go templates, and the choice between the languages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from puna.errors import BadRequest, TemplateError
+from puna.prompt.render import make_renderer
+from tests.unit.prompt import chat_templates as t
+
+GOLDEN: dict[str, tuple[str, str]] = {
+    "chatml": (
+        t.CHATML_GO,
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+        "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "chatml by turns": (
+        t.CHATML_TURN_GO,
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+        "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "llama3 by turns": (
+        t.LLAMA3_TURN_GO,
+        "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhy?"
+        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+    "mistral": (t.MISTRAL_GO, "[INST] Hi[/INST] Hello</s>[INST] Be brief.\n\nWhy?[/INST] "),
+}
+
+
+def go(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
+    return make_renderer(template, None, "<s>", "</s>", False).chat(messages, **options)
+
+
+@pytest.mark.parametrize(("template", "prompt"), GOLDEN.values(), ids=GOLDEN.keys())
+def test_golden_conversations(template: str, prompt: str) -> None:
+    assert go(template, t.CONVERSATION) == prompt
+
+
+def test_tools_calls_and_results() -> None:
+    assert go(t.MISTRAL_GO, [t.CALL, t.RESULT, t.USER], tools=[t.WEATHER]) == (
+        '[TOOL_CALLS] [{"name": "weather", "arguments": {"at":"noon","city":"Oslo"}}]</s>'
+        '[TOOL_RESULTS] {"content": rain}[/TOOL_RESULTS]'
+        '[AVAILABLE_TOOLS] [{"type":"function","function":{"name":"weather","description":"Now \\u0026 \\u003chere\\u003e",'
+        '"parameters":{"type":"object","required":["city"],"properties":{"at":{"type":"string"},"city":{"type":"string"}}}}}]'
+        "[/AVAILABLE_TOOLS][INST] Hi[/INST] "
+    )
+
+
+def test_fields_of_tools_and_messages() -> None:
+    template = (
+        "{{ range .Tools }}{{ .Type }} {{ .Function.Name }}({{ range $n, $p := .Function.Parameters.Properties }}"
+        "{{ $n }}: {{ $p.Type }} {{ toTypeScriptType $p }} {{ $p.ToTypeScriptType }},{{ end }}) "
+        "{{ .Function.Parameters.Required }}{{ end }}"
+        "{{ range .Messages }}[{{ .Role }} {{ .ToolName }} {{ .ToolCallID }} {{ .Thinking }} {{ len .Images }}"
+        "{{ range .ToolCalls }} {{ .ID }} {{ .Function.Index }} {{ json .Function.Arguments }}{{ end }}]{{ end }}"
+    )
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x", "images": ["aGk="]},
+        {"role": "assistant", "thinking": "hm", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": '{"a":1}'}}]},
+        {"role": "tool", "tool_name": "f", "tool_call_id": "c1", "content": "y"},
+    ]
+    assert go(template, messages, tools=[t.WEATHER]) == (
+        "function weather(at: string string string,city: string string string,) [city]"
+        '[user    1][assistant   hm 0 c1 0 {"a":1}][tool f c1  0]'
+    )
+
+
+def test_messages_as_json() -> None:
+    template = "{{ range .Messages }}{{ json . }}{{ end }}"
+    assert go(template, [t.USER, t.RESULT]) == (
+        '{"role":"user","content":"Hi"}{"role":"tool","content":"rain","tool_name":"weather"}'
+    )
+
+
+def test_neighbours_of_one_role_are_joined_but_tool_results_are_not() -> None:
+    template = "{{ range .Messages }}({{ .Role }} {{ .Content }}){{ end }}"
+    messages = [t.USER, t.AGAIN, t.RESULT, t.RESULT]
+    assert go(template, messages) == "(user Hi\n\nWhy?)(tool rain)(tool rain)"
+
+
+def test_assistants_with_tool_calls_are_not_joined() -> None:
+    """Joining keeps only the first message's calls, and the model would not see what it had asked for."""
+    template = "{{ range .Messages }}({{ .Content }}{{ range .ToolCalls }}!{{ end }}){{ end }}"
+    assert go(template, [t.ASSISTANT, t.CALL]) == "(Hello)(!)"
+
+
+def test_system_texts_are_collected() -> None:
+    template = "{{ .System }}|{{ range .Messages }}{{ .Role }} {{ end }}"
+    late = {"role": "system", "content": "In French."}
+    assert go(template, [t.SYSTEM, t.USER, late]) == "Be brief.\n\nIn French.|system user system "
+
+
+def test_an_answer_that_has_begun_is_continued() -> None:
+    assert go(t.CHATML_TURN_GO, [t.USER, t.ASSISTANT]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello"
+    assert go(t.CHATML_GO, [t.USER, t.ASSISTANT]).endswith("Hello<|im_end|>\n")
+
+
+def test_a_template_without_response_gets_one() -> None:
+    assert go("[{{ .Prompt }}]", [t.USER, t.ASSISTANT, t.AGAIN]) == "[Hi]Hello[Why?]"
+
+
+@pytest.mark.parametrize(
+    ("think", "expected"),
+    [(None, "false  false"), (False, "false  true"), (True, "true medium true"), ("high", "true high true")],
+)
+def test_think_variables_of_go_templates(think: Any, expected: str) -> None:
+    template = "{{ .Think }} {{ .ThinkLevel }} {{ .IsThinkSet }}"
+    assert go(template + "{{ range .Messages }}{{ end }}", [t.USER], think=think) == expected
+    assert go(template + "{{ .Response }}", [t.USER], think=think) == expected
+
+
+@pytest.mark.parametrize(
+    ("think", "expected"),
+    [(None, "unset unset unset"), (False, "False False unset"), (True, "True True unset"), ("high", "True True high")],
+)
+def test_think_variables_of_jinja_templates(think: Any, expected: str) -> None:
+    template = (
+        "{{ enable_thinking | default('unset') }} {{ thinking | default('unset') }} {{ reasoning_effort | default('unset') }}"
+    )
+    assert make_renderer(None, template, "", "", False).chat([t.USER], think=think) == expected
+
+
+def test_go_comes_before_jinja() -> None:
+    renderer = make_renderer("go {{ .Prompt }}", "jinja {{ messages[0].content }}", "", "", True)
+    assert renderer.chat([t.USER]) == "go Hi"
+
+
+@pytest.mark.parametrize(
+    ("jinja_template", "has_im_start", "prompt"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", True, "<s>Hi</s>"),
+        (None, True, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        ("", False, "user: Hi\n\nassistant:"),
+    ],
+)
+def test_what_a_file_offers(jinja_template: str | None, has_im_start: bool, prompt: str) -> None:
+    assert make_renderer("", jinja_template, "<s>", "</s>", has_im_start).chat([t.USER]) == prompt
+
+
+def test_generate() -> None:
+    renderer = make_renderer(t.CHATML_TURN_GO, None, "", "", False)
+    assert renderer.generate("Hi", "Be brief.") == renderer.chat([t.SYSTEM, t.USER])
+    assert make_renderer(None, t.PHI3_JINJA, "", "", False).generate("Hi", "") == "<|user|>\nHi<|end|>\n<|assistant|>\n"
+
+
+def test_infill() -> None:
+    renderer = make_renderer(t.INFILL_GO, None, "", "", False)
+    assert renderer.generate("def f(", "", suffix="return 1") == "<PRE> def f( <SUF>return 1 <MID>"
+    assert renderer.generate("def f(", "", suffix="") == "def f("
+
+
+@pytest.mark.parametrize("templates", [("{{ .Prompt }}", None), (None, "{{ messages }}")], ids=["go", "jinja"])
+def test_infill_without_a_place_for_the_suffix(templates: tuple[str | None, str | None]) -> None:
+    with pytest.raises(BadRequest, match="does not support insert"):
+        make_renderer(*templates, "", "", False).generate("a", "", suffix="b")
+
+
+@pytest.mark.parametrize(
+    ("go_template", "jinja_template", "capabilities"),
+    [
+        (t.MISTRAL_GO, None, {"tools"}),
+        (t.INFILL_GO, None, {"insert"}),
+        ("{{ range .Messages }}<think>{{ .Thinking }}</think>{{ end }}", None, {"thinking"}),
+        (None, t.TOOLS_JINJA, {"tools", "thinking"}),
+        (None, t.CHATML_JINJA, set()),
+        (None, None, set()),
+    ],
+)
+def test_capabilities(go_template: str | None, jinja_template: str | None, capabilities: set[str]) -> None:
+    assert make_renderer(go_template, jinja_template, "", "", True).capabilities == capabilities
+
+
+@pytest.mark.parametrize("templates", [("\n{{ if }}", None), (None, "\n{% if %}")], ids=["go", "jinja"])
+def test_malformed_templates_are_refused_at_once(templates: tuple[str | None, str | None]) -> None:
+    with pytest.raises(TemplateError, match="line 2"):
+        make_renderer(*templates, "", "", False)
