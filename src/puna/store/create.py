@@ -190,7 +190,9 @@ class _Draft:
         self.report(Progress("writing manifest"))
         manifest = Manifest(2, MANIFEST_TYPE, config, [layer for layer, _ in self.layers])
         stored, _ = self.store.write_manifest(name, manifest)
-        return self.store.get(stored.full)
+        created = self.store.get(stored.full)
+        self.report(Progress("success"))
+        return created
 
     def _details(self, path: str, digest: str) -> FileDetails:
         if path.lower().endswith(".safetensors"):
