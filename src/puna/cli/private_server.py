@@ -19,7 +19,7 @@ from typing import IO
 from puna.settings import Address
 
 _BACKLOG = 64
-_STOP_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 12.0
 _TAIL_BYTES = 4000
 _TAIL_LINES = 12
 

@@ -18,7 +18,7 @@ import typer
 
 from puna.settings import load
 
-_GRACE_S = 3.0
+_GRACE_S = 8.0  # more than the server takes when all goes well
 
 
 def serve(

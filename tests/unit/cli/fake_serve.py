@@ -19,6 +19,7 @@ from tests.unit.api.fake_server import FakeServer
 from tests.unit.api.fake_server import serve as serve_fake
 
 from puna.cli import private_server
+from puna.cli import serve as serve_command
 from puna.cli.main import main
 from puna.settings import Settings
 
@@ -44,5 +45,6 @@ def serve(settings: Settings, sock: socket.socket) -> None:
 module = types.ModuleType("puna.server.app")
 module.serve = serve  # type: ignore[attr-defined]
 sys.modules["puna.server.app"] = module
+serve_command._GRACE_S = 1.0
 private_server.SERVE_COMMAND = (sys.executable, __file__, "serve")
 main()

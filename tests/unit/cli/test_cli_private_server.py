@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 from tests.unit.cli.pty_driver import terminal
 
