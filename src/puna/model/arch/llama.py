@@ -6,6 +6,7 @@ factors (Llama 3.1) and an own output matrix are used where the file has them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from puna.errors import FileFormatError, UnsupportedModel
@@ -140,30 +141,39 @@ class Llama:
         return 64 + self.options.n_layers * (40 + 8 * limits.max_sequences)
 
 
+def _shapes(o: Options, n_ff: Callable[[int], int]) -> dict[str, tuple[int, ...]]:
+    """What each tensor of the file must look like, if it is there."""
+    width, pairs = o.n_heads * o.head_dim, (o.rope.n_dims // 2,)
+    shapes: dict[str, tuple[int, ...]] = {"output_norm.weight": (o.n_embd,)}
+    shapes |= {f"{name}.weight": pairs for name in ("rope_freqs", "rope_factors_long", "rope_factors_short")}
+    for i in range(o.n_layers):
+        kv_width = o.n_kv_heads[i] * o.head_dim
+        matrices = {
+            "attn_q": (o.n_embd, width),
+            "attn_k": (o.n_embd, kv_width),
+            "attn_v": (o.n_embd, kv_width),
+            "attn_output": (width, o.n_embd),
+            "ffn_gate": (o.n_embd, n_ff(i)),
+            "ffn_up": (o.n_embd, n_ff(i)),
+            "ffn_down": (n_ff(i), o.n_embd),
+        }
+        for name, (n_in, n_out) in matrices.items():
+            shapes[f"blk.{i}.{name}.weight"], shapes[f"blk.{i}.{name}.bias"] = (n_in, n_out), (n_out,)
+        shapes |= {f"blk.{i}.{name}.weight": (o.n_embd,) for name in ("attn_norm", "ffn_norm")}
+    return shapes
+
+
 def _check_shapes(file: GGUFFile, o: Options) -> None:
     """A tensor of another shape than the metadata says would end the process inside the library."""
-    wanted: dict[str, tuple[int | None, ...]] = {
-        "token_embd.weight": (o.n_embd, None),
-        "output.weight": (o.n_embd, None),
-        "output_norm.weight": (o.n_embd,),
-    }
-    wanted["rope_freqs.weight"] = (o.rope.n_dims // 2,)
-    wanted["rope_factors_long.weight"] = wanted["rope_factors_short.weight"] = (o.rope.n_dims // 2,)
-    for i in range(o.n_layers):
-        b, q, kv = f"blk.{i}.", o.n_heads * o.head_dim, o.n_kv_heads[i] * o.head_dim
-        n_ff = file.tensors[f"{b}ffn_up.weight"].shape[-1] if f"{b}ffn_up.weight" in file.tensors else 0
-        for name, shape in {
-            "attn_q": (o.n_embd, q),
-            "attn_k": (o.n_embd, kv),
-            "attn_v": (o.n_embd, kv),
-            "attn_output": (q, o.n_embd),
-            "ffn_gate": (o.n_embd, n_ff),
-            "ffn_up": (o.n_embd, n_ff),
-            "ffn_down": (n_ff, o.n_embd),
-        }.items():
-            wanted[f"{b}{name}.weight"], wanted[f"{b}{name}.bias"] = shape, shape[1:]
-        wanted[f"{b}attn_norm.weight"] = wanted[f"{b}ffn_norm.weight"] = (o.n_embd,)
-    for name, shape in wanted.items():
-        found = file.tensors[name].shape if name in file.tensors else shape
-        if len(found) != len(shape) or any(w not in (None, f) for f, w in zip(found, shape, strict=True)):
-            raise FileFormatError(f"{file.path}: tensor {name} has the shape {list(found)}, the metadata calls for {list(shape)}")
+
+    def found(name: str) -> tuple[int, ...]:
+        return file.tensors[name].shape if name in file.tensors else ()
+
+    embedding = found("token_embd.weight")
+    shapes = _shapes(o, lambda i: (*found(f"blk.{i}.ffn_up.weight"), 0, 0)[1])
+    shapes |= {name: (o.n_embd, *embedding[1:]) for name in ("token_embd.weight", "output.weight")}
+    for name, shape in shapes.items():
+        if name in file.tensors and found(name) != shape:
+            raise FileFormatError(
+                f"{file.path}: tensor {name} has the shape {list(found(name))}, the metadata calls for {list(shape)}"
+            )
