@@ -89,7 +89,7 @@ def decode(content: bytes) -> Manifest:
             raise FileFormatError(f"not a manifest: the digest {layer.digest[:100]!r} is malformed") from error
         if canonical != layer.digest:
             raise FileFormatError(f"not a manifest: the digest {layer.digest!r} must be written with a colon")
-        if layer.size < 0:
+        if not 0 <= layer.size < 1 << 63:
             raise FileFormatError(f"not a manifest: layer {layer.digest} has the size {layer.size}")
     return manifest
 

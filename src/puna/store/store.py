@@ -35,9 +35,8 @@ _MAX_OPENED = 1024
 class Store:
     """Models below one folder, usually ``~/.ollama/models``; the folder appears when something is written."""
 
-    def __init__(self, root: Path, *, keep_unused: bool = False, allow_files: bool = True) -> None:
+    def __init__(self, root: Path, *, keep_unused: bool = False) -> None:
         self.root = Path(root)
-        self.allow_files = allow_files  # whether an absolute path counts as a name; not for servers that others can reach
         self.blobs = Blobs(self.root / "blobs")
         self.manifests = Manifests(self.root / "manifests")
         self.keep_unused = keep_unused  # OLLAMA_NOPRUNE: no blob is ever removed
@@ -46,12 +45,10 @@ class Store:
         self._opened: dict[tuple[str, str, float], StoredModel] = {}
 
     def get(self, text: str) -> StoredModel:
-        """The model of this name, the one that was pulled from this source (``pypi:PACKAGE``), or the file at this path.
+        """The model of this name, or the one that was pulled from this source (``pypi:PACKAGE``).
 
         Errors: NotFound with the name as typed; InvalidName; FileFormatError when the manifest or a layer is damaged.
         """
-        if self.allow_files and Path(text).is_absolute():
-            return self._file(text)
         model = self._open(self._read(text, f"model '{text}' not found"))
         if model.weights_path is not None and not model.weights_path.is_file():
             raise NotFound(f"model '{text}' not found: its weights are missing from the store, pull it again")
@@ -175,14 +172,6 @@ class Store:
     def close(self) -> None:
         """Cancel what is being pulled or created."""
         self.transfers.close()
-
-    def _file(self, text: str) -> StoredModel:
-        # one message whatever is wrong, so that nobody learns what files there are
-        try:
-            return self.from_file(text)
-        except (NotFound, FileFormatError, ValueError) as error:
-            log.info("%r as a model: %s", text, error)
-            raise NotFound(f"model '{text}' not found: there is no GGUF model that can be read") from error
 
     def _read(self, text: str, missing: str) -> StoredManifest:
         name = self.find(text)

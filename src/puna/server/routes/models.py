@@ -31,13 +31,14 @@ from puna.errors import BadRequest, InvalidName, NotFound, PunaError, TemplateEr
 from puna.prompt.gotemplate import GoTemplate
 from puna.server.bodies import NDJSON, Stream, json_response, read_json
 from puna.server.errors import describe, native_body
+from puna.server.requests import Caller
 from puna.store.blobs import BlobWriter, parse_digest
 from puna.store.create import Recipe
 from puna.store.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
 from puna.store.show import show
-from puna.store.sources import pull
+from puna.store.sources import file, pull
 from puna.store.store import Store
 
 UPLOAD_CHUNK_BYTES = 1 << 20
@@ -72,13 +73,14 @@ def _listed(model: StoredModel) -> ListedModel:
 async def show_model(request: Request) -> Response:
     """POST /api/show."""
     body = await read_json(request, ShowRequest)
-    store: Store = request.app.state.store
+    caller = Caller.of(request)
     if not body.reference:
         raise BadRequest("model is required")
 
     def shown() -> dict[str, Any]:
-        reply = show(store.get(body.reference), verbose=body.verbose, system=body.system)
-        return reply.model_dump(mode="json")
+        is_file = caller.is_local and file.is_path(body.reference)
+        model = caller.store.from_file(body.reference) if is_file else caller.store.get(body.reference)
+        return show(model, verbose=body.verbose, system=body.system).model_dump(mode="json")
 
     reply = await to_thread.run_sync(shown)
     if request.headers.get("user-agent", "").startswith(COPILOT):

@@ -10,6 +10,11 @@ from puna.store.details import read_details
 from puna.store.model import StoredModel
 
 
+def is_path(text: str) -> bool:
+    """Whether a text where a model's name is expected can only be a path: no name begins like one."""
+    return text.startswith(("/", "./", "../", "~")) or Path(text).is_absolute()
+
+
 def open_model(path: str | Path) -> StoredModel:
     """A model named by its path.
 

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from puna.errors import FileFormatError, NotFound
+from puna.store.capabilities import capabilities
+from puna.store.config import ModelConfig
+from puna.store.details import FileDetails, human_number, read_details
+from tests.unit.store.gguf_files import JINJA, write_model
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (999, "999"),
+        (26_000, "26K"),
+        (500_500_000, "500.50M"),
+        (134_515_008, "134.52M"),
+        (7_000_000_000, "7B"),
+        (8_030_261_248, "8.0B"),
+        (1_000_000, "1M"),
+    ],
+)
+def test_numbers_of_parameters(count: int, text: str) -> None:
+    assert human_number(count) == text
+
+
+def test_facts_of_a_file(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "x.gguf", file_type=15, general__size_label="8B", tokenizer__chat_template=JINJA)
+    details = read_details(path)
+    assert details.architecture == "llama"
+    assert details.kind == "model"
+    assert details.n_parameters == 128
+    assert details.file_type == "Q4_K_M"
+    assert details.context_length == 256
+    assert details.embedding_length == 32
+    assert details.chat_template == JINJA
+    assert details.size_label == "8B"
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "F32"), (2, "Q4_0"), (1024 + 14, "Q4_K_S"), (999, "unknown"), (None, "unknown")])
+def test_quantisation_names(tmp_path: Path, number: int | None, name: str) -> None:
+    assert read_details(write_model(tmp_path / "x.gguf", file_type=number)).file_type == name
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [
+        ({"general__type": "adapter"}, "adapter"),
+        ({"general__type": "mmproj"}, "projector"),
+        ({"architecture": "clip"}, "projector"),
+        ({"general__type": "model"}, "model"),
+    ],
+)
+def test_kinds(tmp_path: Path, keys: dict[str, Any], kind: str) -> None:
+    assert read_details(write_model(tmp_path / "x.gguf", **keys)).kind == kind
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    assert read_details(write_model(path, file_type=2)).file_type == "Q4_0"
+    path.unlink()
+    assert read_details(write_model(path, file_type=15, general__size_label="8B")).file_type == "Q4_K_M"
+
+
+def test_damaged_and_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(FileFormatError):
+        read_details(tmp_path / "x.gguf")
+    with pytest.raises(NotFound):
+        read_details(tmp_path / "y.gguf")
+
+
+def found(tmp_path: Path, template: str = "", config: ModelConfig | None = None, *, projector: bool = False, **keys: Any) -> list[str]:
+    details: FileDetails = read_details(write_model(tmp_path / "x.gguf", **keys))
+    return capabilities(details, template, config or ModelConfig(), has_projector=projector)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ .Prompt }}", ["completion"]),
+        ("{{ if .Tools }}{{ .Tools }}{{ end }}", ["completion", "tools"]),
+        ("{{- range $.Tools }}{{ . }}{{ end }}", ["completion", "tools"]),
+        ("{{/* .Tools */}}{{ .Prompt }}", ["completion"]),
+        ('{{ "text .Tools" }}', ["completion"]),
+        ("the .Tools of text", ["completion"]),
+        ("{{ .ToolsX }}", ["completion"]),
+        ("{{ .Prompt }}{{ .Suffix }}", ["completion", "insert"]),
+        ("{{ range .Messages }}<think>{{ .Thinking }}</think>{{ .Content }}{{ end }}", ["completion", "thinking"]),
+        ("{{ range .Messages }}{{ .Thinking }}{{ end }}", ["completion"]),
+    ],
+)
+def test_capabilities_of_go_templates(tmp_path: Path, template: str, expected: list[str]) -> None:
+    assert found(tmp_path, template, tokenizer__chat_template="{{ tools }}") == expected
+
+
+@pytest.mark.parametrize(
+    ("jinja", "expected"),
+    [
+        (JINJA, ["completion"]),
+        ("{% if tools %}{{ tools | tojson }}{% endif %}", ["completion", "tools"]),
+        ("text about tools {{ 'tools' }}", ["completion"]),
+        ("{{ '<think>' }}", ["completion", "thinking"]),
+    ],
+)
+def test_capabilities_of_jinja_templates(tmp_path: Path, jinja: str, expected: list[str]) -> None:
+    assert found(tmp_path, tokenizer__chat_template=jinja) == expected
+
+
+def test_capabilities_of_files_and_configurations(tmp_path: Path) -> None:
+    assert found(tmp_path, llama__pooling_type=1) == ["embedding"]
+    assert found(tmp_path, projector=True) == ["completion", "vision"]
+    assert found(tmp_path, llama__vision__block_count=2) == ["completion", "vision"]
+    assert found(tmp_path, llama__audio__block_count=2) == ["completion", "audio"]
+    assert found(tmp_path, config=ModelConfig(parser="qwen3-coder")) == ["completion", "tools"]
+    assert found(tmp_path, config=ModelConfig(model_family="gptoss")) == ["completion", "thinking"]
+    assert found(tmp_path, config=ModelConfig(capabilities=["image", "completion"])) == ["completion", "image"]
+    assert capabilities(None, "", ModelConfig(), has_projector=False) == []
