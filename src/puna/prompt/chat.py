@@ -80,15 +80,17 @@ def render_chat(
 def merge_system(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
     """The conversation with all system texts in front of the first user message.
 
-    None when there is no system text, or no user message with text to carry it.
+    None when there is no system text, when it is in parts, or when no user message with text can carry it.
     """
     others: list[dict[str, Any]] = []
     system: list[str] = []
     for message in messages:
         if message["role"] != "system":
             others.append(dict(message))
-        elif str(message["content"]).strip():
-            system.append(str(message["content"]))
+        elif not isinstance(message["content"], str):
+            return None
+        elif message["content"].strip():
+            system.append(message["content"])
     first = next((m for m in others if m["role"] == "user" and isinstance(m["content"], str)), None)
     if not system or first is None:
         return None

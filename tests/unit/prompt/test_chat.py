@@ -86,6 +86,7 @@ def test_merging_collects_all_system_text() -> None:
     assert merged == [{"role": "user", "content": "Be brief.\n\nIn French.\n\nHi"}]
     assert t.USER["content"] == "Hi"
     assert merge_system([t.USER]) is None
+    assert merge_system([{"role": "system", "content": [{"type": "text", "text": "x"}]}, t.USER]) is None
 
 
 def test_tools_calls_and_results() -> None:
