@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from puna.errors import BadRequest
+from puna.errors import BadRequest, FileFormatError
 from puna.kvcache.cache import Cache, Limits
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
@@ -108,7 +108,12 @@ def allocate(path: Path, options: LoadOptions) -> Loaded:
     try:
         backend.allocate()
         forward.reserve()
-        return Loaded(backend, model, cache, forward, Tokenizer(path), limits)
+        tokenizer = Tokenizer(path)
+        if tokenizer.n_tokens > model.n_vocab:
+            # A token without an embedding would end the process inside the library.
+            tokenizer.close()
+            raise FileFormatError(f"{path}: the vocabulary has {tokenizer.n_tokens} tokens, token_embd.weight only {model.n_vocab}")
+        return Loaded(backend, model, cache, forward, tokenizer, limits)
     except BaseException:
         forward.close()
         backend.close()

@@ -34,21 +34,23 @@ class Slots:
     def acquire(self, tokens: list[int]) -> tuple[int, int]:
         """A free slot for a prompt, and how many of its tokens are in the cache there: at most all but the last.
 
-        The slot that holds most of the prompt is taken; if none does, the one unused for longest, and a prefix that
-        another slot holds, busy or not, is copied into it.
+        The slot that holds most of the prompt is taken over if it is free and loses little by it. Otherwise the one
+        unused for longest is, and what another slot holds of the prompt, busy or not, is copied into it.
         """
         self._clock += 1
-        free = [s for s in self.slots if not s.is_busy]
-        best = max(free, key=lambda s: (common_prefix(s.tokens, tokens), -s.last_used))
-        length = common_prefix(best.tokens, tokens)
-        donor = max(self.slots, key=lambda s: common_prefix(s.tokens, tokens))
-        copied = common_prefix(donor.tokens, tokens)
-        if donor is not best and copied >= length + MIN_COPY_GAIN:
-            if length < len(best.tokens) // 2:
-                # The best slot would lose most of its own; an older one loses less.
-                best = min((s for s in free if s is not donor), key=lambda s: s.last_used)
-            self._cache.copy_prefix(donor.sequence, best.sequence, copied)
-            length = copied
+        donor = max(self.slots, key=lambda s: (common_prefix(s.tokens, tokens), not s.is_busy, -s.last_used))
+        length = common_prefix(donor.tokens, tokens)
+        others = [s for s in self.slots if not s.is_busy and s is not donor]
+        keeps_most = 2 * length >= len(donor.tokens)
+        if not donor.is_busy and (keeps_most or not others):
+            best = donor
+        else:
+            best = min(others, key=lambda s: s.last_used)
+            own = common_prefix(best.tokens, tokens)
+            if length >= own + MIN_COPY_GAIN:
+                self._cache.copy_prefix(donor.sequence, best.sequence, length)
+            else:
+                length = own
         length = min(length, len(tokens) - 1)
         if not self._cache.can_resume(best.sequence, length):
             length = 0

@@ -1,0 +1,277 @@
+"""The engine's promises, on a tiny model: same text alone or in company, one terminal reply, quick cancels, nothing leaked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from puna.errors import BadRequest, ContextOverflow, FileFormatError
+from puna.runner.engine import Engine, RequestHandle
+from puna.runner.service import NotLoaded
+from puna.wire import (
+    CompletionReply,
+    CompletionRequest,
+    Done,
+    Failed,
+    LoadOptions,
+    LoadRequest,
+    Piece,
+    SamplingOptions,
+)
+from tests.tiny import write_llama
+
+GREEDY = SamplingOptions(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("tiny") / "model.gguf", seed=3, n_layers=2)
+
+
+def started(path: Path, **options: Any) -> Engine:
+    engine = Engine(path)
+    reply = engine.load(LoadRequest(options=LoadOptions(**{"n_ctx": 256, "n_parallel": 4, "n_threads": 1, **options})))
+    assert reply.success
+    wait_for(lambda: engine.health().status == "ready")
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    engine = started(model)
+    yield engine
+    engine.close()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+class Answer:
+    """Collects one request's replies and checks that exactly one of them ends it."""
+
+    def __init__(self, engine: Engine, prompt: str = "the quick brown fox", **fields: Any) -> None:
+        self.text = ""
+        self.end: Done | Failed | None = None
+        self.ended = threading.Event()
+        request = CompletionRequest(prompt=prompt, **{"sampling": GREEDY, "n_predict": 20, "ignore_eos": True, **fields})
+        self.handle: RequestHandle = engine.submit(request, self._take)
+
+    def _take(self, reply: CompletionReply) -> None:
+        assert self.end is None, "a reply after the terminal one"
+        if isinstance(reply, Piece):
+            self.text += reply.content
+        else:
+            self.end = reply
+            self.ended.set()
+
+    def done(self) -> Done:
+        assert self.ended.wait(30)
+        assert isinstance(self.end, Done), self.end
+        return self.end
+
+
+PROMPTS = [
+    "the sea",
+    "once upon a time there was a little girl",
+    "why is the sky blue",
+    "one two three four five six seven",
+    "hello world",
+    "The answer is",
+    "a model that answers questions about the weather " * 3,
+    "x",
+]
+
+
+def test_eight_at_once_say_what_each_says_alone(engine: Engine) -> None:
+    alone = []
+    for prompt in PROMPTS:
+        answer = Answer(engine, prompt, n_predict=30)
+        answer.done()
+        alone.append(answer.text)
+    together = [Answer(engine, prompt, n_predict=30) for prompt in PROMPTS]
+    assert [a.done().eval_count for a in together] == [30] * 8
+    assert [a.text for a in together] == alone
+    assert len(set(alone)) == 8
+
+
+def test_a_seed_gives_the_same_text_in_any_company(engine: Engine) -> None:
+    options = SamplingOptions(temperature=1.5, seed=42)
+    alone = Answer(engine, sampling=options)
+    alone.done()
+    company = [Answer(engine, prompt, sampling=SamplingOptions(temperature=1.5, seed=i)) for i, prompt in enumerate(PROMPTS[:3])]
+    again = Answer(engine, sampling=options)
+    for answer in [*company, again]:
+        answer.done()
+    assert again.text == alone.text
+
+
+def test_a_prompt_that_was_computed_before_is_not_computed_again(engine: Engine) -> None:
+    prompt = "reading is the best thing in the whole world and this prompt is its own"
+    first = Answer(engine, prompt)
+    assert first.done().cached_count < 10
+    again = Answer(engine, prompt)
+    done = again.done()
+    assert done.cached_count == done.prompt_eval_count - 1
+    assert again.text == first.text
+
+
+def test_stop_sequence(engine: Engine) -> None:
+    whole = Answer(engine, n_predict=20)
+    whole.done()
+    stop = whole.text[5:8]
+    cut = Answer(engine, n_predict=20, stop=[stop])
+    assert cut.done().reason == "stop"
+    assert cut.text == whole.text[: whole.text.index(stop)]
+
+
+def test_counts_reasons_and_tokens(engine: Engine) -> None:
+    done = Answer(engine, "hello world", n_predict=7, return_tokens=True).done()
+    assert (done.reason, done.eval_count) == ("length", 7)
+    assert len(done.tokens) == done.prompt_eval_count + 7
+    assert done.eval_duration > 0
+
+
+def test_nothing_asked_nothing_said(engine: Engine) -> None:
+    answer = Answer(engine, n_predict=0)
+    assert (answer.done().eval_count, answer.text) == (0, "")
+
+
+def test_context_tokens_precede_the_prompt(engine: Engine) -> None:
+    first = Answer(engine, "once upon a time", n_predict=5, return_tokens=True)
+    context = first.done().tokens
+    answer = Answer(engine, " and then", context=context)
+    assert answer.done().prompt_eval_count > len(context)
+
+
+def test_a_long_prompt_keeps_its_ends_and_leaves_room(engine: Engine) -> None:
+    done = Answer(engine, "one two three four five " * 100, n_predict=4).done()
+    assert done.prompt_eval_count == 252
+    assert done.eval_count == 4
+
+
+def test_a_long_prompt_that_may_not_be_cut_is_an_error_with_the_numbers(engine: Engine) -> None:
+    with pytest.raises(ContextOverflow, match="exceeds the context length") as caught:
+        Answer(engine, "one two three four five " * 100, truncate=False)
+    assert caught.value.n_ctx == 256
+    assert caught.value.n_tokens > 256
+
+
+def test_a_full_context_ends_the_answer_unless_it_may_shift(engine: Engine) -> None:
+    prompt = "one two three four five six seven eight nine ten " * 3
+    ended = Answer(engine, prompt, n_predict=1000, shift=False).done()
+    assert ended.reason == "length"
+    assert ended.prompt_eval_count + ended.eval_count == 257  # the last token needs no cell
+    shifted = Answer(engine, prompt, n_predict=600).done()
+    assert shifted.eval_count == 600
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"context": [10**6]}, "not in the vocabulary"), ({"context": [-1]}, "not in the vocabulary")],
+)
+def test_bad_requests_are_refused_at_once(engine: Engine, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        Answer(engine, **fields)
+
+
+def test_more_requests_than_places_all_end(engine: Engine) -> None:
+    answers = [Answer(engine, f"{prompt} {i}", n_predict=5) for i in range(5) for prompt in PROMPTS]
+    assert {a.done().reason for a in answers} == {"length"}
+    wait_for(lambda: engine.health().active == 0)
+    assert engine.health().waiting == 0
+
+
+def test_cancel_while_it_writes_and_while_it_waits(engine: Engine) -> None:
+    writing = [Answer(engine, prompt, n_predict=2000) for prompt in PROMPTS[:4]]
+    waiting = Answer(engine, "who waits", n_predict=5)
+    wait_for(lambda: all(a.text for a in writing))
+    for answer in [*writing, waiting]:
+        answer.handle.cancel()
+        answer.handle.cancel()
+    assert {a.done().reason for a in [*writing, waiting]} == {"cancelled"}
+    wait_for(lambda: engine.health().active == 0, seconds=1)
+
+
+def test_the_cache_is_sound_after_all_of_this(engine: Engine) -> None:
+    wait_for(lambda: engine.health().active == 0)
+    assert engine._loaded is not None
+    engine._loaded.cache.check_integrity()
+
+
+def test_cancel_in_the_middle_of_a_prompt_ends_the_compute(tmp_path: Path) -> None:
+    """A step over a long prompt takes seconds; its client is gone, so the step must not be finished first."""
+    path = write_llama(tmp_path / "wide.gguf", n_layers=8, n_embd=1024, n_heads=16, n_kv_heads=16, n_ff=4096, n_ctx=4096)
+    engine = started(path, n_ctx=4096, n_batch=2048)
+    try:
+        answer = Answer(engine, "seven " * 2500)
+        wait_for(lambda: bool(engine._in_step))
+        time.sleep(0.05)
+        begin = time.monotonic()
+        answer.handle.cancel()
+        assert answer.done().reason == "cancelled"
+        waited = time.monotonic() - begin
+        steps = engine.health().steps
+        follower = Answer(engine, "hello", n_predict=2)
+        assert follower.done().eval_count == 2
+        assert steps <= 1, "the prompt was computed to its end"
+        assert waited < 1
+    finally:
+        engine.close()
+
+
+def test_fit_measures_what_commit_takes_and_takes_nothing(model: Path) -> None:
+    engine = Engine(model)
+    options = LoadOptions(n_ctx=256, n_parallel=2, n_threads=1)
+    measured = engine.load(LoadRequest(operation="fit", options=options)).memory
+    assert engine.health().status == "launched"
+    taken = engine.load(LoadRequest(operation="commit", options=options)).memory
+    try:
+        assert measured == taken
+        assert measured is not None
+        assert measured.devices[-1].graph > 0
+        assert sum(measured.devices[-1].cache) == 2 * 2 * 256 * 128 * 2 * 2  # layers, K and V, cells, width, bytes, sequences
+    finally:
+        engine.close()
+
+
+def test_loading_twice_and_asking_too_early(model: Path) -> None:
+    engine = Engine(model)
+    with pytest.raises(NotLoaded):
+        engine.tokenize("x", True)
+    with pytest.raises(NotLoaded):
+        Answer(engine)
+    assert engine.load(LoadRequest()).success
+    with pytest.raises(BadRequest, match="already loaded"):
+        engine.load(LoadRequest())
+    engine.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": 1}, {"n_parallel": 0}, {"n_batch": -4}, {"n_threads": -1}])
+def test_impossible_options_are_named(model: Path, options: dict[str, int]) -> None:
+    with pytest.raises(BadRequest, match=next(iter(options))):
+        Engine(model).load(LoadRequest(options=LoadOptions(**options)))
+
+
+def test_closing_ends_every_request(model: Path) -> None:
+    engine = started(model)
+    answers = [Answer(engine, prompt, n_predict=2000) for prompt in PROMPTS]
+    wait_for(lambda: bool(answers[0].text))
+    engine.close()
+    assert all(a.end is not None for a in answers)
+
+
+def test_a_truncated_file_is_named(model: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(model.read_bytes()[:-5000])
+    with pytest.raises(FileFormatError, match=r"cut\.gguf"):
+        Engine(cut).load(LoadRequest())

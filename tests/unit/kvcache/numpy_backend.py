@@ -1,0 +1,67 @@
+"""Just enough of a tensor backend to run a cache on numpy arrays: writing rows, and views of them.
+
+Arrays keep ggml's order reversed, as numpy likes it: a tensor of shape [a, b] is an array of shape (b, a).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from puna.ml.tensor import DType
+
+
+class ArrayTensor:
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def reshape(self, *shape: int) -> ArrayTensor:
+        return ArrayTensor(self.array.reshape(shape[::-1]))
+
+    def set_rows(self, source: ArrayTensor, indices: ArrayTensor) -> ArrayTensor:
+        return ArrayTensor((self, source, indices))
+
+    def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> ArrayTensor:
+        # The cache counts bytes of F16; these arrays hold float32 in the same places.
+        first = offset // 2
+        steps = [2 * s for s in strides[::-1]] + [4]
+        return ArrayTensor(np.lib.stride_tricks.as_strided(self.array.reshape(-1)[first:], shape[::-1], steps))
+
+    def copy_to(self, target: ArrayTensor) -> ArrayTensor:
+        target.array[...] = self.array
+        return target
+
+
+class ArrayContext:
+    def input(self, dtype: DType, *shape: int) -> ArrayTensor:
+        del dtype
+        return ArrayTensor(np.zeros(shape[::-1]))
+
+    def use(self, tensor: ArrayTensor) -> ArrayTensor:
+        return tensor
+
+    def forward(self, tensor: ArrayTensor) -> None:
+        if isinstance(tensor.array, tuple):
+            pool, source, indices = tensor.array
+            pool.array[indices.array.astype(int)] = source.array
+
+    def set(self, tensor: ArrayTensor, values: Any) -> None:
+        assert tensor.array.size == values.size
+        tensor.array = values.reshape(tensor.array.shape)
+
+    def compute(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class ArrayBackend:
+    def storage(self, layer: int, dtype: DType, *shape: int) -> ArrayTensor:
+        del layer, dtype
+        return ArrayTensor(np.full(shape[::-1], np.nan, np.float32))
+
+    def context(self, max_nodes: int) -> ArrayContext:
+        del max_nodes
+        return ArrayContext()

@@ -1,0 +1,181 @@
+"""The causal cache on numpy arrays: what is stored comes back, to the rows that may see it, and to no others.
+
+Values encode what they are: sequence * 1000 + position, plus the kv head as a fraction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from puna.kvcache.batch import batch
+from puna.kvcache.cache import Limits
+from puna.kvcache.causal import PADDING, CausalCache, NotSupported
+from puna.kvcache.cells import CacheFull
+from tests.unit.kvcache.numpy_backend import ArrayBackend, ArrayContext, ArrayTensor
+
+HEADS, DIM = 2, 3
+
+
+def make(n_ctx: int = 512, n_sequences: int = 4, n_batch: int = 64) -> CausalCache:
+    backend: Any = ArrayBackend()
+    return CausalCache(backend, Limits(n_sequences, n_ctx, n_batch), n_kv_heads=[HEADS], head_dim_k=DIM, head_dim_v=DIM)
+
+
+def step(cache: CausalCache, rows: list[tuple[int, int]], values: list[float] | None = None) -> list[dict[int, float]]:
+    """Store (sequence, position) rows; for each row, what it sees: position to value."""
+    sequences, positions = [s for s, _ in rows], [p for _, p in rows]
+    stored = values or [s * 1000.0 + p for s, p in rows]
+    b = batch([0] * len(rows), positions, sequences, [])
+    cache.start_forward(b)
+    ctx: Any = ArrayContext()
+    cache.make_inputs(ctx)
+    cache.set_inputs(ctx)
+    cache.layer(0)
+    key = np.asarray(stored)[:, None, None] + np.arange(HEADS)[None, :, None] / 10 + np.zeros(DIM)
+    tensors: list[Any] = [ArrayTensor(key.copy()), ArrayTensor(-key)]
+    cache.put(ctx, *tensors)
+    return [seen for part in cache.get(ctx) for seen in _seen(cache, part)]
+
+
+def _seen(cache: CausalCache, part: Any) -> list[dict[int, float]]:
+    result = []
+    view = next(v for v in cache._views if v.row == part.begin)
+    for s in range(part.n_sequences):
+        begin = view.begin + s * view.stride
+        for r in range(part.n_rows):
+            visible = np.flatnonzero(part.mask.array[s, 0, r] == 0)
+            keys, values = part.key.array[s][:, visible], part.value.array[s][:, visible]
+            np.testing.assert_array_equal(keys, -values)
+            np.testing.assert_allclose(keys[1] - keys[0], 0.1, atol=1e-3)
+            result.append({int(cache.cells.positions[begin + c]): float(keys[0, i, 0]) for i, c in enumerate(visible)})
+    return result
+
+
+def history(sequence: int, position: int) -> dict[int, float]:
+    return {p: sequence * 1000.0 + p for p in range(position + 1)}
+
+
+def test_rows_see_themselves_and_what_came_before() -> None:
+    cache = make()
+    assert step(cache, [(0, 0), (0, 1), (0, 2)]) == [history(0, 0), history(0, 1), history(0, 2)]
+    assert step(cache, [(0, 3)]) == [history(0, 3)]
+
+
+def test_sequences_do_not_see_each_other() -> None:
+    cache = make()
+    step(cache, [(0, 0), (0, 1), (1, 0), (1, 1)])
+    assert step(cache, [(0, 2), (1, 2)]) == [history(0, 2), history(1, 2)]
+
+
+def test_equally_spaced_sequences_are_read_by_one_view() -> None:
+    cache = make()
+    for s in range(4):
+        step(cache, [(s, p) for p in range(10 + s)])
+    seen = step(cache, [(s, 10 + s) for s in range(4)])
+    assert len(cache._views) == 1
+    assert seen == [history(s, 10 + s) for s in range(4)]
+
+
+def test_a_long_sequence_does_not_make_short_ones_read_as_much() -> None:
+    cache = make(n_ctx=2048)
+    for p in range(0, 1500, 60):
+        step(cache, [(0, p + i) for i in range(60)])
+    for s in (1, 2, 3):
+        step(cache, [(s, 0)])
+    seen = step(cache, [(0, 1500), (1, 1), (2, 1), (3, 1)])
+    assert [v.n_cells for v in cache._views] == [1536, PADDING]
+    assert seen == [history(0, 1500), history(1, 1), history(2, 1), history(3, 1)]
+
+
+def test_removed_tail_is_overwritten() -> None:
+    cache = make()
+    step(cache, [(0, p) for p in range(8)])
+    cache.remove(0, 5)
+    assert cache.length(0) == 5
+    assert step(cache, [(0, 5)], [99.0])[0] == {**history(0, 4), 5: 99.0}
+
+
+def test_removing_the_middle_is_refused_and_changes_nothing() -> None:
+    cache = make()
+    step(cache, [(0, p) for p in range(8)])
+    with pytest.raises(NotSupported):
+        cache.remove(0, 2, 5)
+    assert step(cache, [(0, 8)]) == [history(0, 8)]
+
+
+def test_copied_prefix_is_the_source_s_and_grows_apart() -> None:
+    cache = make()
+    step(cache, [(0, p) for p in range(6)])
+    cache.copy_prefix(0, 2, 4)
+    seen = step(cache, [(0, 6), (2, 4)], [6.0, 77.0])
+    assert seen == [history(0, 6), {**history(0, 3), 4: 77.0}]
+
+
+def test_a_prefix_is_shared_where_it_lies_when_the_pool_has_no_room_for_a_copy() -> None:
+    cache = make(n_ctx=256, n_sequences=2)
+    for p in range(0, 384, 64):
+        step(cache, [(0, p + i) for i in range(64)])
+    cache.copy_prefix(0, 1, 200)
+    assert cache.cells.n_free == 512 - 384
+    assert step(cache, [(1, 200)], [5.0]) == [{**history(0, 199), 200: 5.0}]
+
+
+def test_a_full_pool_refuses_a_batch_and_keeps_what_it_has() -> None:
+    cache = make(n_ctx=256, n_sequences=1, n_batch=256)
+    step(cache, [(0, p) for p in range(250)])
+    with pytest.raises(CacheFull, match="7 more tokens"):
+        cache.start_forward(batch([0] * 7, range(250, 257), [0] * 7, []))
+    cache.check_integrity()
+    assert step(cache, [(0, 250)]) == [history(0, 250)]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Any operations in any order: the cache agrees with a dictionary per sequence."""
+
+    @initialize()
+    def start(self) -> None:
+        self.cache = make(n_ctx=64, n_sequences=3, n_batch=40)
+        self.held: list[dict[int, float]] = [{} for _ in range(3)]
+        self.next_value = 0.0
+
+    def _free(self) -> int:
+        return self.cache.cells.n_free
+
+    @rule(counts=st.lists(st.integers(0, 40), min_size=3, max_size=3))
+    def forward(self, counts: list[int]) -> None:
+        rows = [(s, len(self.held[s]) + i) for s, n in enumerate(counts) for i in range(n)]
+        if not rows or len(rows) > self._free():
+            return
+        values = [self.next_value + i for i in range(len(rows))]
+        self.next_value += len(rows)
+        seen = step(self.cache, rows, values)
+        for (s, p), value, found in zip(rows, values, seen, strict=True):
+            self.held[s][p] = value
+            assert {k: round(v) for k, v in found.items()} == {k: v for k, v in self.held[s].items() if k <= p}
+
+    @rule(s=st.integers(0, 2), begin=st.integers(0, 60))
+    def remove_tail(self, s: int, begin: int) -> None:
+        self.cache.remove(s, begin)
+        self.held[s] = {p: v for p, v in self.held[s].items() if p < begin}
+
+    @rule(source=st.integers(0, 2), to=st.integers(0, 2), length=st.integers(0, 100))
+    def copy(self, source: int, to: int, length: int) -> None:
+        self.cache.copy_prefix(source, to, length)
+        if source != to:
+            self.held[to] = {p: v for p, v in self.held[source].items() if p < length}
+
+    @invariant()
+    def is_sound(self) -> None:
+        if hasattr(self, "cache"):
+            self.cache.check_integrity()
+            assert [self.cache.length(s) for s in range(3)] == [len(h) for h in self.held]
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

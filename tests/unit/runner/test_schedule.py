@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from puna.runner.schedule import MIXED_TOKENS, Progress, schedule
+
+
+def behind(*counts: int) -> list[Progress]:
+    return [Progress(100, 100 + n) for n in counts]
+
+
+def test_a_prompt_alone_takes_the_whole_batch() -> None:
+    assert schedule(behind(5000), 512) == [512]
+
+
+def test_decoding_goes_on_beside_a_long_prompt_which_advances_by_small_steps() -> None:
+    assert schedule(behind(1, 30000, 1), 512) == [1, MIXED_TOKENS, 1]
+
+
+def test_prompts_are_served_in_order_of_arrival() -> None:
+    assert schedule(behind(300, 300, 10), 512) == [300, 212, 0]
+
+
+def test_more_decoders_than_rows() -> None:
+    assert schedule(behind(1, 1, 1), 2) == [1, 1, 0]
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.integers(1, 600))
+def test_every_step_makes_progress_within_its_budget(counts: list[int], n_batch: int) -> None:
+    chosen = schedule(behind(*counts), n_batch)
+    assert 0 < sum(chosen) <= n_batch
+    assert all(0 <= c <= n for c, n in zip(chosen, counts, strict=True))
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=8), st.integers(1, 64))
+def test_everyone_finishes(counts: list[int], n_batch: int) -> None:
+    left = list(counts)
+    for _ in range(sum(counts) + 1):
+        if not any(left):
+            break
+        active = [i for i, n in enumerate(left) if n]
+        for i, n in zip(active, schedule(behind(*(left[i] for i in active)), n_batch), strict=True):
+            left[i] -= n
+    assert not any(left)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from puna.runner.slots import Slots, common_prefix
+
+
+class RecordingCache:
+    """Lengths per sequence, as a cache would have them."""
+
+    def __init__(self, count: int) -> None:
+        self.lengths = [0] * count
+        self.copies: list[tuple[int, int, int]] = []
+
+    def can_resume(self, sequence: int, position: int) -> bool:
+        return position <= self.lengths[sequence]
+
+    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+        assert end is None
+        self.lengths[sequence] = min(self.lengths[sequence], begin)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        assert self.lengths[source] >= length
+        self.lengths[target] = length
+        self.copies.append((source, target, length))
+
+
+def make(count: int = 3) -> tuple[Slots, RecordingCache]:
+    cache: Any = RecordingCache(count)
+    return Slots(cache, count), cache
+
+
+def run(slots: Slots, cache: RecordingCache, tokens: list[int], *, end: bool = True) -> tuple[int, int]:
+    sequence, length = slots.acquire(tokens)
+    cache.lengths[sequence] = len(tokens)
+    slots.record(sequence, tokens)
+    if end:
+        slots.release(sequence)
+    return sequence, length
+
+
+def test_a_conversation_that_goes_on_finds_all_it_computed() -> None:
+    slots, cache = make()
+    first, _ = run(slots, cache, list(range(100)))
+    assert run(slots, cache, list(range(150))) == (first, 100)
+
+
+def test_the_last_token_is_always_computed_for_its_logits() -> None:
+    slots, cache = make()
+    run(slots, cache, list(range(100)))
+    assert run(slots, cache, list(range(100)))[1] == 99
+
+
+def test_unrelated_prompts_take_the_slot_unused_for_longest() -> None:
+    slots, cache = make()
+    used = [run(slots, cache, [k * 1000 + i for i in range(50)])[0] for k in range(4)]
+    assert used[:3] == [0, 1, 2]
+    assert used[3] == 0
+
+
+def test_a_prefix_in_a_busy_slot_is_copied() -> None:
+    slots, cache = make()
+    busy, _ = run(slots, cache, list(range(100)), end=False)
+    sequence, length = run(slots, cache, [*range(80), 7, 7, 7])
+    assert (sequence != busy, length) == (True, 80)
+    assert cache.copies == [(busy, sequence, 80)]
+
+
+def test_a_short_common_prefix_is_not_worth_a_copy() -> None:
+    slots, cache = make()
+    run(slots, cache, list(range(100)), end=False)
+    assert run(slots, cache, [*range(20), 7, 7])[1] == 0
+    assert cache.copies == []
+
+
+def test_a_fork_leaves_the_other_branch_in_place_when_there_is_room() -> None:
+    slots, cache = make()
+    run(slots, cache, list(range(200)))
+    sequence, length = run(slots, cache, [*range(60), *range(900, 940)])
+    assert length == 60
+    again, kept = run(slots, cache, list(range(210)))
+    assert kept == 200, "the long conversation was not given up for the short one"
+    assert again != sequence
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "length"),
+    [([1, 2, 3], [1, 2, 3], 3), ([1, 2, 3], [1, 2], 2), ([1, 9], [1, 2], 1), ([], [1], 0), ([5], [6], 0)],
+)
+def test_common_prefix(a: list[int], b: list[int], length: int) -> None:
+    assert common_prefix(a, b) == length
