@@ -257,7 +257,7 @@ def test_loading_twice_and_asking_too_early(model: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"n_ctx": 1}, {"n_parallel": 0}, {"n_batch": -4}, {"n_threads": -1}])
-def test_impossible_options_are_named(model: Path, options: dict[str, int]) -> None:
+def test_impossible_options_are_named(model: Path, options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=next(iter(options))):
         Engine(model).load(LoadRequest(options=LoadOptions(**options)))
 

@@ -112,7 +112,7 @@ def allocate(path: Path, options: LoadOptions) -> Loaded:
         if tokenizer.n_tokens > model.n_vocab:
             # A token without an embedding would end the process inside the library.
             tokenizer.close()
-            raise FileFormatError(f"{path}: the vocabulary has {tokenizer.n_tokens} tokens, token_embd.weight only {model.n_vocab}")
+            raise FileFormatError(f"{path}: {tokenizer.n_tokens} tokens in the vocabulary, {model.n_vocab} in token_embd.weight")
         return Loaded(backend, model, cache, forward, tokenizer, limits)
     except BaseException:
         forward.close()

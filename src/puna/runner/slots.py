@@ -38,19 +38,15 @@ class Slots:
         unused for longest is, and what another slot holds of the prompt, busy or not, is copied into it.
         """
         self._clock += 1
-        donor = max(self.slots, key=lambda s: (common_prefix(s.tokens, tokens), not s.is_busy, -s.last_used))
-        length = common_prefix(donor.tokens, tokens)
-        others = [s for s in self.slots if not s.is_busy and s is not donor]
-        keeps_most = 2 * length >= len(donor.tokens)
-        if not donor.is_busy and (keeps_most or not others):
-            best = donor
-        else:
-            best = min(others, key=lambda s: s.last_used)
-            own = common_prefix(best.tokens, tokens)
-            if length >= own + MIN_COPY_GAIN:
-                self._cache.copy_prefix(donor.sequence, best.sequence, length)
-            else:
-                length = own
+        free = [s for s in self.slots if not s.is_busy]
+        donor = max(self.slots, key=lambda s: common_prefix(s.tokens, tokens))
+        best = max(free, key=lambda s: (common_prefix(s.tokens, tokens), -s.last_used))
+        shared, length = common_prefix(donor.tokens, tokens), common_prefix(best.tokens, tokens)
+        others = [s for s in free if s is not donor]
+        loses_much = best is donor and shared >= MIN_COPY_GAIN and 2 * shared < len(donor.tokens)
+        if others and (loses_much or shared >= length + MIN_COPY_GAIN):
+            best, length = min(others, key=lambda s: s.last_used), shared
+            self._cache.copy_prefix(donor.sequence, best.sequence, shared)
         length = min(length, len(tokens) - 1)
         if not self._cache.can_resume(best.sequence, length):
             length = 0
