@@ -108,6 +108,28 @@ class ChatRequest(_Common):
     tools: list[dict[str, Any]] = Field(default_factory=list)
 
 
+class ReplyMessage(BaseModel):
+    role: str = "assistant"
+    content: str = ""
+
+
+class _GenerateHead(BaseModel):
+    model: str
+    created_at: str
+    response: str = ""
+    done: bool = False
+    done_reason: str | None = None
+    context: list[int] | None = None
+
+
+class _ChatHead(BaseModel):
+    model: str
+    created_at: str
+    message: ReplyMessage = ReplyMessage()
+    done: bool = False
+    done_reason: str | None = None
+
+
 class Metrics(BaseModel):
     """Nanoseconds and tokens; None where zero."""
 
@@ -120,26 +142,12 @@ class Metrics(BaseModel):
     cached_count: int | None = None  # Puna's own: tokens of the prompt that were not computed again
 
 
-class ReplyMessage(BaseModel):
-    role: str = "assistant"
-    content: str = ""
+class GenerateReply(Metrics, _GenerateHead):
+    pass
 
 
-class GenerateReply(Metrics):
-    model: str
-    created_at: str
-    response: str = ""
-    done: bool = False
-    done_reason: str | None = None
-    context: list[int] | None = None
-
-
-class ChatReply(Metrics):
-    model: str
-    created_at: str
-    message: ReplyMessage = ReplyMessage()
-    done: bool = False
-    done_reason: str | None = None
+class ChatReply(Metrics, _ChatHead):
+    pass
 
 
 class RunningModel(BaseModel):

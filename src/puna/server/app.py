@@ -84,6 +84,11 @@ def serve(settings: Settings, sock: socket.socket | None = None) -> None:
     listener = sock or _listen(settings)
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)
+    with listener:
+        make_server(app, settings).run(sockets=[listener])
+
+
+def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -97,8 +102,7 @@ def serve(settings: Settings, sock: socket.socket | None = None) -> None:
         timeout_keep_alive=75,
         backlog=_BACKLOG,
     )
-    with listener:
-        _Server(config).run(sockets=[listener])
+    return _Server(config)
 
 
 def _listen(settings: Settings) -> socket.socket:

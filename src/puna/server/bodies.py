@@ -57,7 +57,8 @@ class Stream(Response):
     def __init__(
         self, parts: AsyncGenerator[bytes, None], content_type: str, error_part: Callable[[str, int], bytes], **headers: str
     ) -> None:
-        super().__init__(media_type=content_type, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        super().__init__(headers={"content-type": content_type, **given})
         del self.headers["content-length"]
         self._parts = parts
         self._error_part = error_part
