@@ -41,7 +41,9 @@ def test_facts_of_a_file(tmp_path: Path) -> None:
     assert details.size_label == "8B"
 
 
-@pytest.mark.parametrize(("number", "name"), [(0, "F32"), (2, "Q4_0"), (1024 + 14, "Q4_K_S"), (999, "unknown"), (None, "unknown")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "F32"), (2, "Q4_0"), (1024 + 14, "Q4_K_S"), (999, "unknown"), (None, "unknown")]
+)
 def test_quantisation_names(tmp_path: Path, number: int | None, name: str) -> None:
     assert read_details(write_model(tmp_path / "x.gguf", file_type=number)).file_type == name
 
@@ -74,7 +76,9 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
         read_details(tmp_path / "y.gguf")
 
 
-def found(tmp_path: Path, template: str = "", config: ModelConfig | None = None, *, projector: bool = False, **keys: Any) -> list[str]:
+def found(
+    tmp_path: Path, template: str = "", config: ModelConfig | None = None, *, projector: bool = False, **keys: Any
+) -> list[str]:
     details: FileDetails = read_details(write_model(tmp_path / "x.gguf", **keys))
     return capabilities(details, template, config or ModelConfig(), has_projector=projector)
 

@@ -89,7 +89,9 @@ def changed(**fields: Any) -> bytes:
         changed(config={"mediaType": "x", "digest": "sha256-" + "a" * 64, "size": 1}),
     ],
 )
-def test_damaged_manifests_are_refused_and_skipped(manifests: Manifests, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_manifests_are_refused_and_skipped(
+    manifests: Manifests, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(FileFormatError, match="not a manifest"):
         decode(content)
     put(manifests, "registry.ollama.ai/library/bad/latest", content)

@@ -38,7 +38,9 @@ def test_unknown_names_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_text_of_show() -> None:
     """One line per value, the name in 30 columns, strings as Go quotes them."""
-    text = parameters.text({"temperature": 0.2, "stop": ["</s>", 'a"\n\t\u200b'], "num_ctx": 4096, "top_p": 1.0, "use_mmap": True})
+    text = parameters.text(
+        {"temperature": 0.2, "stop": ["</s>", 'a"\n\t\u200b'], "num_ctx": 4096, "top_p": 1.0, "use_mmap": True}
+    )
     assert text.split("\n") == [
         "num_ctx                        4096",
         'stop                           "</s>"',

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from puna.errors import BadRequest, FileFormatError, InvalidName, PunaError, SourceError, UnsupportedModel
+from puna.store import modelfile
+from puna.store.create import Recipe
+from puna.store.progress import Progress
+from puna.store.show import show
+from puna.store.store import Store
+from tests.unit.store.gguf_files import write_model
+
+ZEROS = "sha256:" + "0" * 64
+
+
+def test_from_a_file(store: Store, model_digest: str) -> None:
+    seen: list[Progress] = []
+    model = store.create("new", Recipe(files={"model.gguf": model_digest}, system="Hi."), seen.append)
+    assert model.model_path == store.blobs.path(model_digest)
+    assert model.system == "Hi."
+    assert model.details == {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "llama",
+        "families": ["llama"],
+        "parameter_size": "128",
+        "quantization_level": "F16",
+    }
+    statuses = [progress.status for progress in seen]
+    assert statuses[0] == "parsing GGUF"
+    assert statuses[1] == f"using existing layer {model_digest}"
+    assert statuses[2].startswith("creating new layer sha256:")
+    assert statuses[-2:] == ["writing manifest", "success"]
+    config = json.loads(store.blobs.read(model.manifest.config.digest, 10_000))  # type: ignore[union-attr]
+    assert config["architecture"] == "amd64"
+    assert config["os"] == "linux"
+    assert config["rootfs"]["diff_ids"][0] == model_digest
+
+
+def test_from_a_model(store: Store, base: str) -> None:
+    """Parameters merge key by key, licences add up, the rest replaces."""
+    store.create("mid", Recipe(base=base, licenses=("MIT",), system="one", messages=({"role": "user", "content": "a"},)))
+    model = store.create(
+        "child",
+        Recipe(
+            base="MID",
+            parameters={"stop": ["z"], "top_k": 3},
+            licenses=("Apache",),
+            system="two",
+            template="{{ .Prompt }}",
+            renderer="r",
+            parser="qwen3",
+            requires="v0.9.0",
+        ),
+    )
+    assert model.parent == "mid:latest"
+    assert model.parameters == {"temperature": 0.5, "stop": ["z"], "top_k": 3}
+    assert model.licenses == ("MIT", "Apache")
+    assert model.system == "two"
+    assert model.template == "{{ .Prompt }}"
+    assert model.messages == ({"role": "user", "content": "a"},)
+    assert (model.config.renderer, model.config.parser, model.config.requires) == ("r", "qwen3", "0.9.0")
+    grandchild = store.create("grandchild", Recipe(base="child", messages=({"role": "user", "content": "b"},)))
+    assert grandchild.config.renderer == "r"
+    assert grandchild.messages == ({"role": "user", "content": "b"},)
+    assert grandchild.system == "two"
+
+
+def test_fields_of_other_programs_survive(store: Store, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = store.get(base)
+    assert model.manifest is not None
+    path = store.blobs.path(model.manifest.config.digest)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "future": {"a": 1}}))
+    child = Store(store.root).create("child", Recipe(base=base, system="x"))
+    assert child.config_extra == {"future": {"a": 1}}
+
+
+def test_replacing_a_model_keeps_its_case(store: Store, base: str) -> None:
+    store.create("Fine:V1", Recipe(base=base, system="one"))
+    first = store.get("fine:v1")
+    model = store.create("FINE:v1", Recipe(base=base, system="two"))
+    assert model.name == "Fine:V1"
+    assert model.digest != first.digest
+    system = next(layer for layer in first.manifest.layers if layer.kind == "system")  # type: ignore[union-attr]
+    assert not store.blobs.has(system.digest)
+
+
+def test_projectors_and_adapters(store: Store, tmp_path: Path, model_digest: str) -> None:
+    projector = store.blobs.import_file(write_model(tmp_path / "p.gguf", architecture="clip")).digest
+    adapter = store.blobs.import_file(write_model(tmp_path / "a.gguf", general__type="adapter")).digest
+    model = store.create("m", Recipe(files={"model.gguf": model_digest, "mmproj.gguf": projector}, adapters={"a.gguf": adapter}))
+    assert model.projector_paths == (store.blobs.path(projector),)
+    assert model.adapter_paths == (store.blobs.path(adapter),)
+    assert model.capabilities == ["completion", "vision"]
+    assert model.family == "llama"
+    assert len(store.create("n", Recipe(base="m", adapters={"b.gguf": adapter})).adapter_paths) == 1
+    with pytest.raises(BadRequest, match="not of an adapter"):
+        store.create("x", Recipe(files={"model.gguf": model_digest}, adapters={"a.gguf": model_digest}))
+    with pytest.raises(BadRequest, match="hold no model"):
+        store.create("x", Recipe(files={"p.gguf": projector}))
+
+
+def test_info_overrides(store: Store, base: str) -> None:
+    info = {"model_family": "mine", "parameter_size": "9B", "context_length": 77.0, "capabilities": ["tools"], "other": 1}
+    model = store.create("m", Recipe(base=base, info=info))
+    assert model.family == "mine"
+    assert model.parameter_size == "9B"
+    assert model.context_length == 77
+    assert model.capabilities == ["completion", "tools"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({}, BadRequest, "neither 'from' or 'files' was specified"),
+        ({"files": {}}, BadRequest, "unknown type"),
+        ({"files": {"/etc/x.gguf": ZEROS}}, BadRequest, "file path must be relative"),
+        ({"files": {"../x.gguf": ZEROS}}, BadRequest, "file path must be relative"),
+        ({"files": {"a/../../x.gguf": ZEROS}}, BadRequest, "file path must be relative"),
+        ({"files": {"a//x.gguf": ZEROS}}, BadRequest, "file path must be relative"),
+        ({"files": {"C:x.gguf": ZEROS}}, BadRequest, "file path must be relative"),
+        ({"files": {"a\\..\\x.gguf": ZEROS}}, BadRequest, "file path must be relative"),
+        ({"files": {"x\0.gguf": ZEROS}}, BadRequest, "file path must be relative"),
+        ({"files": {"": ZEROS}}, BadRequest, "file path must be relative"),
+        ({"files": {"x.gguf": ""}}, BadRequest, "invalid digest format"),
+        ({"files": {"x.gguf": "sha256:../../x"}}, BadRequest, "invalid digest format"),
+        ({"files": {"x.gguf": ZEROS}}, BadRequest, "not found, upload it first"),
+        ({"files": {"x.safetensors": ZEROS}}, UnsupportedModel, "safetensors is not supported yet"),
+        ({"base": "base", "adapters": {"a": ZEROS, "b": ZEROS}}, BadRequest, "only one adapter is currently supported"),
+        (
+            {"base": "base", "quantize": "q9"},
+            PunaError,
+            "unsupported quantization type Q9 - supported types are F32, F16",
+        ),
+        ({"base": "base", "quantize": "q8_0"}, UnsupportedModel, "quantizing is not supported yet"),
+        ({"base": "base", "messages": ({"role": "robot"},)}, BadRequest, "message role must be one of"),
+        ({"base": "base", "requires": "soon"}, BadRequest, "semver"),
+        ({"base": "base", "parameters": {"num_ctx": "x"}}, PunaError, 'option "num_ctx" must be of type integer'),
+        ({"base": "base", "info": {"base_name": 1}}, BadRequest, 'info field "base_name" must be a string'),
+        ({"base": "base", "info": {"context_length": "x"}}, BadRequest, 'info field "context_length" must be a number'),
+        ({"base": "base", "info": {"context_length": -1}}, BadRequest, "must be a non-negative integer"),
+        ({"base": "../x"}, InvalidName, "invalid model name"),
+        ({"base": "nowhere"}, SourceError, "pull model manifest: file does not exist"),
+    ],
+)
+def test_refusals(store: Store, base: str, fields: dict[str, Any], error: type[PunaError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        store.create("new", Recipe(**fields))
+    assert [model.name for model in store.list()] == ["base:latest"]
+
+
+def test_files_that_are_no_models(store: Store, tmp_path: Path) -> None:
+    text = store.blobs.add(b"hello, this is text").digest
+    head = store.blobs.add(b"GGUF").digest
+    split = store.blobs.import_file(write_model(tmp_path / "s.gguf", split__count=3)).digest
+    for files, error, message in [
+        ({"x.gguf": text}, BadRequest, "supplied file was not in GGUF format"),
+        ({"x.bin": text}, BadRequest, "unknown type"),
+        ({"x.gguf": head}, FileFormatError, "the file ends inside the version"),
+        ({"x.gguf": split}, UnsupportedModel, "one of 3 parts"),
+    ]:
+        with pytest.raises(error, match=message):
+            store.create("new", Recipe(files=files))
+    assert store.list() == []
+
+
+def test_a_quantised_base_cannot_be_quantised(store: Store, tmp_path: Path) -> None:
+    digest = store.blobs.import_file(write_model(tmp_path / "q.gguf", file_type=15)).digest
+    store.create("q", Recipe(files={"q.gguf": digest}))
+    with pytest.raises(PunaError, match="quantization is only supported for F16, BF16 and F32 models"):
+        store.create("new", Recipe(base="q", quantize="Q8_0"))
+
+
+def test_the_modelfile_of_show_makes_the_same_model(store: Store, base: str) -> None:
+    first = store.create(
+        "first",
+        Recipe(
+            base=base,
+            system=' "quoted"\nlines ',
+            template='{{ if .System }}"""{{ end }}\n{{ .Prompt }}',
+            licenses=("a\nb", "c"),
+            messages=({"role": "user", "content": "hi there"}, {"role": "assistant", "content": 'I said "hi"'}),
+            parser="qwen3",
+        ),
+    )
+    reply = show(first)
+    assert "# FROM first:latest" in reply.modelfile
+    parsed = modelfile.parse(reply.modelfile)
+    assert parsed.values("from") == [str(first.model_path)]
+    digest = store.blobs.import_file(Path(parsed.last("from"))).digest
+    second = store.create(
+        "second",
+        Recipe(
+            files={"x.gguf": digest},
+            template=parsed.last("template"),
+            system=parsed.last("system"),
+            licenses=tuple(parsed.values("license")),
+            parameters=parsed.parameters,
+            messages=tuple(parsed.messages),
+            parser=parsed.last("parser"),
+        ),
+    )
+    for part in ("template", "system", "licenses", "parameters", "messages", "model_path"):
+        assert getattr(second, part) == getattr(first, part)
+    assert second.config == first.config
