@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from puna.api.options import Options
+from puna.llm.load import wanted_load
+from puna.settings import Settings
+from puna.wire import LoadOptions
+
+SETTINGS = Settings()
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "n_ctx_train", "expected"),
+    [
+        ({}, {}, None, LoadOptions()),
+        ({}, {"context_length": 1000}, None, LoadOptions(n_ctx=1000)),
+        ({"num_ctx": 2000}, {"context_length": 1000}, None, LoadOptions(n_ctx=2000)),
+        ({"num_ctx": 2000}, {}, 1024, LoadOptions(n_ctx=1024)),
+        ({}, {}, 1024, LoadOptions(n_ctx=1024)),
+        ({"num_ctx": 1}, {}, None, LoadOptions(n_ctx=4, n_batch=4)),
+        ({"num_ctx": 100}, {}, None, LoadOptions(n_ctx=100, n_batch=100)),
+        ({"num_ctx": 0}, {}, None, LoadOptions()),
+        ({"num_ctx": -5}, {}, None, LoadOptions(n_ctx=4, n_batch=4)),
+        ({"num_batch": 64, "num_thread": 3, "use_mmap": False}, {}, None, LoadOptions(n_batch=64, n_threads=3, use_mmap=False)),
+        ({"num_batch": 0, "num_thread": -1}, {}, None, LoadOptions()),
+        ({}, {"num_parallel": 2, "kv_cache_type": "q8_0"}, None, LoadOptions(n_parallel=2, kv_cache_type="q8_0")),
+        ({}, {"kv_cache_type": "f64"}, None, LoadOptions()),
+    ],
+)
+def test_load_options(options: dict[str, Any], settings: dict[str, Any], n_ctx_train: int | None, expected: LoadOptions) -> None:
+    wanted = wanted_load(Options(**options), replace(SETTINGS, **settings), n_ctx_train=n_ctx_train)
+    assert wanted.options == expected
+
+
+def test_a_context_that_is_cut_is_told_about(caplog: pytest.LogCaptureFixture) -> None:
+    wanted_load(Options(), SETTINGS, n_ctx_train=100)
+    assert caplog.text == ""
+    wanted_load(Options(num_ctx=1000), SETTINGS, n_ctx_train=100)
+    assert "more than the model was trained for" in caplog.text
+
+
+def test_models_that_compute_one_sequence_at_a_time() -> None:
+    assert wanted_load(Options(), SETTINGS, max_parallel=1).options.n_parallel == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "loaded", "served"),
+    [
+        ({}, LoadOptions(), True),
+        ({}, LoadOptions(n_ctx=8192, n_batch=32, n_threads=1, use_mmap=False), True),
+        ({}, LoadOptions(n_ctx=2048), False),
+        ({"num_ctx": 100}, LoadOptions(n_ctx=4096), True),
+        ({"num_batch": 64}, LoadOptions(), False),
+        ({"num_thread": 2}, LoadOptions(n_threads=2), True),
+        ({"use_mmap": False}, LoadOptions(), False),
+        ({"use_mmap": True}, LoadOptions(), True),
+    ],
+)
+def test_what_a_loaded_runner_serves(options: dict[str, Any], loaded: LoadOptions, served: bool) -> None:
+    assert wanted_load(Options(**options), SETTINGS).is_served_by(loaded) is served
