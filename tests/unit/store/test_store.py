@@ -12,6 +12,7 @@ import pytest
 from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, UnsupportedModel
 from puna.store.create import Recipe
 from puna.store.manifests import LAYER_PREFIX
+from puna.store.names import Name
 from puna.store.store import Store
 from tests.unit.store.gguf_files import JINJA, write_model
 
@@ -39,7 +40,8 @@ def test_an_ollama_store_is_read_unchanged(store: Store, tmp_path: Path) -> None
     layers.append(layer(LAYER_PREFIX + "license", b"MIT"))
     layers.append(layer(LAYER_PREFIX + "license", b"more"))
     layers.append(layer(LAYER_PREFIX + "embed", b"obsolete"))
-    config = {"model_format": "gguf", "model_family": "llama", "model_families": None, "model_type": "8.0B", "file_type": "Q4_0"}
+    config: dict[str, object] = {"model_format": "gguf", "model_family": "llama", "model_families": None}
+    config |= {"model_type": "8.0B", "file_type": "Q4_0"}
     config |= {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": ["sha256:0"]}, "future": 1}
     manifest = {
         "schemaVersion": 2,
@@ -78,7 +80,7 @@ def test_unknown_names_are_named_as_typed(store: Store, name: str) -> None:
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "/etc/passwd", "a\0b", "pypi:", "pypi:--help", "pypi:a b"])
 def test_invalid_names(store: Store, name: str) -> None:
     for use in (store.get, store.delete, store.pull):
-        with pytest.raises(InvalidName, match="^invalid model name"):
+        with pytest.raises(InvalidName, match=r"^invalid model name"):
             use(name)
     assert not store.root.exists()
 
@@ -86,8 +88,7 @@ def test_invalid_names(store: Store, name: str) -> None:
 def test_the_newest_comes_first(store: Store, base: str, model_digest: str) -> None:
     for index, name in enumerate(["c", "a", "b"]):
         store.create(name, Recipe(files={"x.gguf": model_digest}))
-        stored = store.manifests.path(store.find(name) or pytest.fail())
-        os.utime(stored, (index, index))
+        os.utime(store.manifests.path(Name.parse(name)), (index, index))
     assert [model.name for model in store.list()] == ["base:latest", "b:latest", "a:latest", "c:latest"]
 
 
@@ -146,14 +147,14 @@ def test_copies_with_invalid_names(store: Store, base: str, source: str, destina
 
 
 def test_copying_what_is_not_there(store: Store) -> None:
-    with pytest.raises(NotFound, match='^model "nothing" not found$'):
+    with pytest.raises(NotFound, match=r'^model "nothing" not found$'):
         store.copy("nothing", "x")
 
 
 def test_missing_weights_are_said(store: Store, base: str) -> None:
     """The words not found make clients pull again, which is what helps."""
     store.get("base").model_path.unlink()
-    with pytest.raises(NotFound, match="^model 'base' not found: its weights are missing"):
+    with pytest.raises(NotFound, match=r"^model 'base' not found: its weights are missing"):
         store.get("base")
 
 
@@ -175,7 +176,7 @@ def test_stubs_have_no_weights(store: Store, base: str) -> None:
     manifest = store.get("base").manifest
     assert manifest is not None
     layers = [layer for layer in manifest.layers if layer.kind != "model"]
-    store.manifests.write(store.find("base") or pytest.fail(), type(manifest)(2, manifest.media_type, manifest.config, layers))
+    store.manifests.write(Name.parse("base"), type(manifest)(2, manifest.media_type, manifest.config, layers))
     model = store.get("base")
     assert model.capabilities == []
     with pytest.raises(UnsupportedModel, match="stands for a model on another server"):

@@ -27,7 +27,7 @@ def write_wheel(
     info = f"{name}-{version}.dist-info"
     members = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nRequires-Dist: no-such-thing\n".encode(),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nRequires-Dist: missing\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         **{f"{info}/{key}": value for key, value in (metadata or {}).items()},
     }
