@@ -150,6 +150,7 @@ class Settings:
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
     no_history: bool = _setting("OLLAMA_NOHISTORY", _boolean, False, "keep no history of the interactive prompt")
+    no_prune: bool = _setting("OLLAMA_NOPRUNE", _boolean, False, "keep blobs that no model uses")
     debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
 
 

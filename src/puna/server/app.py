@@ -5,6 +5,7 @@ Knows which routes there are and what stands before them. Never imports the engi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator
@@ -38,6 +39,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
         try:
+            await asyncio.to_thread(_tidy_up, store)
             yield
         finally:
             await scheduler.close()
@@ -61,6 +63,13 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
     return app
 
 
+def _tidy_up(store: Store) -> None:
+    try:
+        store.prune()
+    except OSError as error:
+        log.warning("%s could not be tidied up: %s", store.root, error)
+
+
 class _Server(uvicorn.Server):
     """A second signal while shutting down ends the wait for running requests."""
 
@@ -78,9 +87,9 @@ def serve(settings: Settings, sock: socket.socket | None = None) -> None:
     logging.basicConfig(
         level=logging.DEBUG if settings.debug else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("asyncio").setLevel(logging.INFO)
-    store = Store(settings.models)
-    app = create_app(settings, store, Scheduler(settings))
+    for noisy in ("asyncio", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.INFO if settings.debug else logging.WARNING)
+    app = create_app(settings, Store(settings.models, keep_unused=settings.no_prune), Scheduler(settings))
     listener = sock or _listen(settings)
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)

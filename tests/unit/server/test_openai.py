@@ -162,11 +162,7 @@ def test_messages_become_native_ones() -> None:
     call = {"id": "c1", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "data:;base64,aGk="}]},
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": '{"x": 1}'}}],
-            "reasoning": "hm",
-        },
+        {"role": "assistant", "tool_calls": [call], "reasoning": "hm"},
         {"role": "tool", "tool_call_id": "c1", "content": "42"},
     ]
     assert native_messages([Message.model_validate(message) for message in messages]) == [
