@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.api.fake_server import FakeServer
+from tests.unit.cli.conftest import Cli
+
+from puna.cli import doctor
+from puna.settings import Address
+
+CPU = {
+    "model": "Example CPU",
+    "flags": ["avx2", "amx_int8"],
+    "physical_cores": 4,
+    "logical_cores": 8,
+    "usable_cores": 6,
+    "cpu_limit": 2.5,
+    "threads": 2,
+    "memory_bytes": 16_000_000_000,
+    "memory_available_bytes": 9_000_000_000,
+    "memory_limit_bytes": 8_000_000_000,
+}
+
+
+def _native(status: str = "ok", reason: str = "") -> dict[str, Any]:
+    combinations = [
+        {"buffer_type": "CPU", "tensor_type": "f32", "status": "ok", "reason": "", "error": 0.0},
+        {"buffer_type": "AMX", "tensor_type": "f32", "status": "unsupported", "reason": "", "error": None},
+        {"buffer_type": "AMX", "tensor_type": "q4_0", "status": "ok", "reason": "", "error": 0.0},
+        {"buffer_type": "AMX", "tensor_type": "q4_K", "status": status, "reason": reason, "error": None},
+    ]
+    verdict = {"version": "9.9", "buffer_types": ["CPU", "AMX"], "combinations": combinations}
+    return {"package": "some-library==1", "library_dir": "/lib", "cpu": CPU, "verdict": verdict}
+
+
+def _report(native: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "puna": "0.0",
+        "python": {"version": "3.12.1", "executable": "/bin/python"},
+        "native": native,
+        "store": {"path": "/models", "exists": False, "free_bytes": 5_000_000_000},
+        "server": {"address": "http://127.0.0.1:1", "version": None},
+    }
+
+
+def _printing(tmp_path: Path, code: str) -> list[str]:
+    script = tmp_path / "selftest.py"
+    script.write_text(code)
+    return [sys.executable, "-S", str(script)]
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_a_sound_installation_is_told_in_full() -> None:
+    text = "".join(doctor.render(_report(_native())))
+    for part in (
+        "ggml 9.9 (some-library==1)",
+        "avx2 amx_int8",
+        "4 physical, 6 of 8 logical usable, limited to 2.5",
+        "16 GB, 9 GB available, limited to 8 GB",
+        "q4_0 q4_K\n",
+        "/models (not created yet)",
+        "5 GB",
+        "none at http://127.0.0.1:1",
+        "Everything works.",
+    ):
+        assert part in text
+
+
+def test_what_is_broken_is_named_with_its_reason() -> None:
+    report = _report(_native("broken", "crash (SIGSEGV)"))
+    assert doctor.problems(report) == ["q4_K in AMX: crash (SIGSEGV)"]
+    text = "".join(doctor.render(report))
+    assert "q4_0; BROKEN: q4_K" in text
+    assert "Everything works" not in text
+
+
+def test_a_library_that_is_missing_is_a_problem_and_the_rest_is_still_shown() -> None:
+    report = _report({"package": "some-library==1", "cpu": CPU, "error": "the tensor library is not installed"})
+    assert doctor.problems(report) == ["the tensor library is not installed"]
+    text = "".join(doctor.render(report))
+    assert "not usable (some-library==1)" in text
+    assert "Example CPU" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        ("import os; os.abort()", "ended with status -6"),
+        ("import sys; sys.exit('no module')", "no module"),
+        ("print([])", "something else"),
+    ],
+)
+def test_a_self_test_that_fails_is_reported(tmp_path: Path, code: str, part: str) -> None:
+    assert part in doctor.native_report(_printing(tmp_path, code))["error"]
+
+
+def test_a_self_test_that_cannot_start_or_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "could not be started" in doctor.native_report([str(tmp_path / "missing")])["error"]
+    monkeypatch.setattr(doctor, "_SELFTEST_TIMEOUT_S", 0.5)
+    assert "no answer" in doctor.native_report(_printing(tmp_path, "import time; time.sleep(30)"))["error"]
+
+
+def test_the_store_may_not_exist_yet(tmp_path: Path) -> None:
+    report = doctor.store_report(tmp_path / "a" / "b")
+    assert not report["exists"]
+    assert report["free_bytes"] > 0
+    assert doctor.store_report(tmp_path)["exists"]
+
+
+def test_a_running_server_is_found(fake: FakeServer) -> None:
+    assert doctor.server_report(fake.address)["version"]
+
+
+def test_nobody_listening_is_no_error(tmp_path: Path) -> None:
+    report = doctor.server_report(Address(port=_free_port()))
+    assert report["version"] is None
+    assert report["error"]
+
+
+def test_the_command_reports_this_machine_as_json(puna: Cli) -> None:
+    done = puna("doctor", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["native"]["verdict"]["version"]
+    assert report["server"]["version"]
+
+
+def test_the_command_prints_a_table(puna: Cli) -> None:
+    done = puna("doctor")
+    assert done.returncode == 0
+    assert "Weights in CPU" in done.stdout
+    assert done.stdout.endswith("Everything works.\n")
