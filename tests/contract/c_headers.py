@@ -18,6 +18,7 @@ BASE_LETTERS = {
     "char": "char",
     "int8_t": "int8",
     "uint8_t": "c",
+    "int16_t": "int16",
     "int": "i",
     "int32_t": "i",
     "unsigned": "u",

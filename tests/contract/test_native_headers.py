@@ -171,6 +171,15 @@ def test_callbacks_have_the_shape_they_are_called_with(typedef: str, c_type: str
     assert HEADERS.typedefs[typedef] == c_type.replace("NAME", typedef)
 
 
+def test_no_function_is_declared_outside_the_tables() -> None:
+    sources = {path.name: path.read_text("utf-8") for path in Path(puna.native.__path__[0]).glob("*.py")}
+    assert {name for name, text in sources.items() if re.search(r"\.(restype|argtypes) =", text)} == {
+        "signature.py",
+        "library.py",
+    }
+    assert re.findall(r"(\w+)\.restype =", sources["library.py"]) == ["version"]  # needed before the tables may be trusted
+
+
 # ---- the comparer itself
 
 EXAMPLE = """
