@@ -29,7 +29,7 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-class Cancelled(Exception):  # noqa: N818  # an order, not an error
+class Cancelled(Exception):  # an order, not an error
     """Raised by a report function when nobody wants the result any more."""
 
 

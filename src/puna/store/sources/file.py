@@ -11,8 +11,11 @@ from puna.store.model import StoredModel
 
 
 def is_path(text: str) -> bool:
-    """Whether a text where a model's name is expected can only be a path: no name begins like one."""
-    return text.startswith(("/", "./", "../", "~")) or Path(text).is_absolute()
+    """Whether a text where a model's name is expected is a path: no name begins like one.
+
+    Only GGUF files count, so that nobody can have other files looked into by asking for them as models.
+    """
+    return (text.startswith("./") or Path(text).is_absolute()) and text.lower().endswith(".gguf")
 
 
 def open_model(path: str | Path) -> StoredModel:

