@@ -245,6 +245,8 @@ class Runner:
             async with asyncio.timeout(2.0):
                 await self._process.wait()
                 await asyncio.wait([self._stderr])
+        if self._closing:
+            return RunnerDied("the model was unloaded, or the server is shutting down")
         if self._process.returncode is None:
             return RunnerDied(f"an error was encountered while running the model: {cause}")
         return RunnerDied(f"model runner has unexpectedly stopped ({self._how_it_ended()}){self._because()}")

@@ -23,13 +23,14 @@ from puna.errors import PunaError
 from puna.server import errors
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.routes import chat, generate, models, openai, ps
-from puna.server.scheduler import Scheduler
+from puna.server.scheduler import Launch, Scheduler, launch_runner
 from puna.settings import Settings
 from puna.store.store import Store
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_GRACE_S = 3  # for running requests, before they are cancelled
+SHUTDOWN_GRACE_S = 2.0  # for running requests, before their runners are ended
+_CANCEL_AFTER_S = 5  # for what is running even then
 _BACKLOG = 2048
 
 
@@ -71,25 +72,39 @@ def _tidy_up(store: Store) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A second signal while shutting down ends the wait for running requests."""
+    """Stops in good order: requests that are still running after a grace period get an error, then their runners end."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal ends the wait for running requests."""
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_runners())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
 
-def serve(settings: Settings, sock: socket.socket | None = None) -> None:
+    async def _end_runners(self) -> None:
+        """Requests hear of their runner's end and can still say so, which one that is cancelled cannot."""
+        await asyncio.sleep(SHUTDOWN_GRACE_S)
+        assert isinstance(self.config.app, Starlette)
+        await self.config.app.state.scheduler.close()
+
+
+def serve(settings: Settings, sock: socket.socket | None = None, launch: Launch = launch_runner) -> None:
     """Serve until SIGINT or SIGTERM, on *sock* or at OLLAMA_HOST.
 
-    Running requests get SHUTDOWN_GRACE_S to end; then they are cancelled, and all runners are ended.
+    Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
     logging.basicConfig(
         level=logging.DEBUG if settings.debug else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     for noisy in ("asyncio", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.INFO if settings.debug else logging.WARNING)
-    app = create_app(settings, Store(settings.models, keep_unused=settings.no_prune), Scheduler(settings))
+    app = create_app(settings, Store(settings.models, keep_unused=settings.no_prune), Scheduler(settings, launch))
     listener = sock or _listen(settings)
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)
@@ -107,7 +122,7 @@ def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
         log_config=None,
         access_log=settings.debug,
         server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        timeout_graceful_shutdown=_CANCEL_AFTER_S,
         timeout_keep_alive=75,
         backlog=_BACKLOG,
     )

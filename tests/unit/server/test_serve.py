@@ -1,0 +1,122 @@
+"""The process: how it starts, and how it stops whatever is going on."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.tiny import write_llama
+from tests.unit.llm.scripted import events, fake_command, write_script
+from tests.unit.server.test_native import wait_until
+
+SERVE = """
+from puna.llm.runner import Runner
+from puna.server.app import serve
+from puna.settings import load
+
+async def launch(path):
+    return await Runner.start({command!r})
+
+serve(load(), launch=launch)
+"""
+
+
+@contextmanager
+def serving(folder: Path, script: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    environ = {**os.environ, "OLLAMA_HOST": "127.0.0.1:0", "OLLAMA_MODELS": str(folder / "models")}
+    code = SERVE.format(command=fake_command(script))
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environ)
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        assert "Listening on 127.0.0.1:" in line, line + process.stderr.read()
+        port = int(line.partition("127.0.0.1:")[2].split()[0])
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            yield process, client
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_llama(tmp_path / "tiny.gguf", n_layers=1, n_embd=32, n_ff=32))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_idle_server_and_runners(tmp_path: Path, model: str, number: signal.Signals) -> None:
+    script = write_script(tmp_path, "script")
+    with serving(tmp_path, script) as (process, client):
+        assert client.post("/api/generate", json={"model": model}).json()["done_reason"] == "load"
+        runner = next(event[1] for event in events(script) if event[0] == "start")
+        process.send_signal(number)
+        assert process.wait(5) == 0
+        assert not is_running(runner)
+
+
+def test_running_requests_are_told(tmp_path: Path, model: str) -> None:
+    script = write_script(tmp_path, "script", n_pieces=10_000, piece_delay_s=0.05)
+    with serving(tmp_path, script) as (process, client):
+        answers: list[Any] = []
+
+        def ask(stream: bool) -> None:
+            answers.append(client.post("/api/generate", json={"model": model, "prompt": "x", "stream": stream}))
+
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: sum(event[0] == "/completion" for event in events(script)) == 2)
+        process.terminate()
+        assert process.wait(8) == 0
+        for thread in threads:
+            thread.join()
+    errors = [json.loads(answer.text.splitlines()[-1]) for answer in answers]
+    assert errors == [{"error": "the model was unloaded, or the server is shutting down"}] * 2
+    assert sorted(answer.status_code for answer in answers) == [200, 500]
+
+
+def test_a_killed_server_leaves_no_runner(tmp_path: Path, model: str) -> None:
+    script = write_script(tmp_path, "script")
+    with serving(tmp_path, script) as (process, client):
+        client.post("/api/generate", json={"model": model})
+        runner = next(event[1] for event in events(script) if event[0] == "start")
+        process.kill()
+        process.wait()
+        wait_until(lambda: not is_running(runner))
+
+
+def test_the_address_is_taken(tmp_path: Path, model: str) -> None:
+    with serving(tmp_path, write_script(tmp_path, "script")) as (_, client):
+        environ = {**os.environ, "OLLAMA_HOST": str(client.base_url)}
+        code = "from puna.settings import load; from puna.server.app import serve; serve(load())"
+        second = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+        assert second.returncode != 0
+        assert f"listen tcp 127.0.0.1:{client.base_url.port}: Address already in use" in second.stderr
+
+
+def test_the_server_never_imports_the_engine() -> None:
+    code = "import sys, puna.server.app; print([name for name in sys.modules if name.startswith('puna.')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    rooms = {name.split(".")[1] for name in ast.literal_eval(found)}
+    assert rooms.isdisjoint({"native", "ml", "nn", "kvcache", "model", "runner", "sample", "tokenizer"})
