@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from tests.oracle import Oracle
+from tests.puna_engine import PunaEngine
 
 from bench import models
 from bench.facts import facts
 from puna.native.log import route_to_logging
-from tests.oracle import Oracle
-from tests.puna_engine import PunaEngine
 
 N_SEQUENCES = 8
 Engine = PunaEngine | Oracle
@@ -128,7 +128,9 @@ def main() -> None:
         if key in wanted:
             print(f"{name} …", file=sys.stderr)
             rows += run(name, make(), args.turns, args.threads)
-    table = Table("model", "what", "puna tok/s", "libllama tok/s", "ratio", "ratio of the best", title="Puna's engine against libllama")
+    table = Table(
+        "model", "what", "puna tok/s", "libllama tok/s", "ratio", "ratio of the best", title="Puna's engine against libllama"
+    )
     for row in rows:
         puna, oracle = (row.tokens_per_step * 1000 / ms for ms in (row.puna_ms, row.libllama_ms))
         table.add_row(row.model, row.what, f"{puna:.1f}", f"{oracle:.1f}", f"{row.ratio:.3f}", f"{row.best_ratio:.3f}")

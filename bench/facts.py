@@ -8,17 +8,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from puna import __version__
+from puna.native.cpu import model
 from puna.native.library import opened
 
 
 def facts() -> dict[str, Any]:
+    cpu = model()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "puna": __version__,
         "commit": _commit(),
         "ggml": opened().version,
-        "cpu": _cpu_model(),
-        "flags": [f for f in _cpu_flags() if f.startswith(("avx", "amx", "f16c", "fma"))],
+        "cpu": cpu.name,
+        "flags": " ".join(cpu.mattering_flags),
         "python": platform.python_version(),
     }
 
@@ -26,19 +28,3 @@ def facts() -> dict[str, Any]:
 def _commit() -> str:
     result = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return result.stdout.strip()
-
-
-def _cpuinfo(key: str) -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
-    except OSError:
-        return ""
-
-
-def _cpu_model() -> str:
-    return _cpuinfo("model name") or platform.processor()
-
-
-def _cpu_flags() -> list[str]:
-    return _cpuinfo("flags").split()

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from tests.tiny import bpe_vocabulary, quantize
 
 from puna.gguf.types import TensorType, ValueType
 from puna.gguf.writer import GGUFWriter
-from tests.tiny import bpe_vocabulary, quantize
 
 
 def cache_dir() -> Path:

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from puna.errors import BadRequest, FileFormatError
 from puna.kvcache.cache import Cache, Limits
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.model.model import Model
 from puna.model.registry import open_model
+from puna.native import cpu
 from puna.native.selftest import verdict
 from puna.runner.step import Forward
 from puna.tokenizer.tokenizer import Tokenizer
@@ -46,8 +45,7 @@ def n_threads(options: LoadOptions) -> int:
     """As asked for, else one per physical core that this process may use."""
     if options.n_threads > 0:
         return options.n_threads
-    allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+    return cpu.threads(cpu.physical_cores(), cpu.usable_cores(), cpu.cgroup_limits().cpus)
 
 
 def check(options: LoadOptions) -> None:

@@ -1,0 +1,195 @@
+"""The ggml backend: where weights go, what memory is reported, and what a file that cannot run is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from puna.errors import FileFormatError, LoadError, MissingTensors, UnsupportedModel
+from puna.gguf.reader import GGUFFile
+from puna.gguf.writer import GGUFWriter
+from puna.kvcache.cache import Limits
+from puna.ml.backend import Use
+from puna.ml.ggml.backend import GGMLBackend
+from puna.ml.ggml.devices import cpu
+from puna.ml.tensor import DType
+from puna.model.registry import open_model
+from puna.wire import DeviceLayers
+from tests.puna_engine import PunaEngine
+from tests.tiny import write_llama
+
+
+def opened(path: Path, **options: Any) -> tuple[GGMLBackend, Any]:
+    backend = GGMLBackend(path, n_threads=1, **options)
+    try:
+        return backend, open_model(backend.file, backend, 256)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def test_plain_weights_are_pages_of_the_file(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", dtype="f16")
+    backend, _ = opened(path)
+    weights = sum(t.n_bytes for t in backend.file.tensors.values())
+    memory = backend.memory()
+    assert memory.mapped == pytest.approx(weights, rel=0.01)
+    assert memory.input_weights + sum(memory.devices[-1].weights) == memory.mapped
+    backend.close()
+
+
+def test_nothing_is_mapped_when_that_is_not_wanted(tmp_path: Path) -> None:
+    backend, _ = opened(write_llama(tmp_path / "m.gguf", dtype="f16"), use_mmap=False)
+    backend.allocate()
+    backend.load(lambda _share: None)
+    assert backend.memory().mapped == 0
+    backend.close()
+
+
+def test_weights_are_counted_by_layer(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", dtype="f32", n_layers=3)
+    backend, _ = opened(path)
+    layers = backend.memory().devices[-1].weights
+    assert len(layers) == 4
+    assert layers[0] == layers[1] == layers[2] > 0
+    for i in range(3):
+        of_layer = sum(t.n_bytes for n, t in backend.file.tensors.items() if n.startswith(f"blk.{i}."))
+        assert layers[i] == pytest.approx(of_layer, rel=0.01)
+    backend.close()
+
+
+def test_a_tied_head_that_needs_no_other_memory_is_not_held_twice(tmp_path: Path) -> None:
+    backend, _ = opened(write_llama(tmp_path / "m.gguf", dtype="f32", tied=True))
+    rows, matrix = backend.tensor("token_embd.weight", Use.ROWS), backend.tensor("token_embd.weight", Use.MATRIX)
+    assert rows.address == matrix.address
+    backend.close()
+
+
+def test_matrices_that_gain_from_another_order_are_converted_and_a_veto_keeps_them_plain(tmp_path: Path) -> None:
+    """Which buffer types there are depends on the processor; the veto must hold for each."""
+    path = write_llama(tmp_path / "m.gguf", dtype="q4_0")
+    asked: list[tuple[str, str]] = []
+
+    def veto(buffer_type: str, tensor_type: str) -> bool:
+        asked.append((buffer_type, tensor_type))
+        return False
+
+    backend, _ = opened(path, allows=veto)
+    assert backend.memory().mapped == pytest.approx(sum(t.n_bytes for t in backend.file.tensors.values()), rel=0.01)
+    backend.close()
+    special = [b.name for b in cpu().buffer_types[:-1]]
+    assert {name for name, _ in asked} == set(special)
+    if special:
+        backend, _ = opened(path)
+        assert backend.memory().mapped < sum(t.n_bytes for t in backend.file.tensors.values())
+        backend.close()
+
+
+def test_progress_grows_to_one(tmp_path: Path) -> None:
+    backend, _ = opened(write_llama(tmp_path / "m.gguf", dtype="q4_0"), use_mmap=False)
+    backend.allocate()
+    shares: list[float] = []
+    backend.load(shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    backend.close()
+
+
+def test_a_graph_is_built_once_while_its_shape_lasts(tmp_path: Path) -> None:
+    with PunaEngine(write_llama(tmp_path / "m.gguf"), n_ctx=1024) as engine:
+        builds = engine.forward.n_builds
+        for position in range(250):
+            engine.decode([5], [position], [0], [0])
+        assert engine.forward.n_builds == builds + 1
+        for position in range(250, 260):
+            engine.decode([5], [position], [0], [0])
+        assert engine.forward.n_builds == builds + 2
+
+
+def test_cache_memory_is_reported_as_allocated(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", n_layers=2, n_kv_heads=2, n_embd=256, n_heads=4)
+    backend, model = opened(path)
+    model.make_cache(backend, Limits(2, 512, 64), DType.F16)
+    per_layer = 2 * (64 * 2) * 2 * 1024  # K and V, width, bytes of F16, cells
+    assert backend.memory().devices[-1].cache == [per_layer, per_layer, 0]
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([DeviceLayers(device="CUDA99", begin=0, end=1)], "no device CUDA99"),
+        ([DeviceLayers(device="CPU", begin=2, end=9)], "not within"),
+    ],
+)
+def test_impossible_layouts_are_named(tmp_path: Path, layers: list[DeviceLayers], message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        GGMLBackend(write_llama(tmp_path / "m.gguf"), n_threads=1, layers=layers)
+
+
+def rewritten(
+    source: Path, target: Path, change: Callable[[str, np.ndarray[Any, Any]], np.ndarray[Any, Any] | None], **keys: Any
+) -> Path:
+    """A copy of a file of F32 tensors with tensors changed or left out, and metadata replaced."""
+    with GGUFFile.open(source) as file:
+        writer = GGUFWriter(keys.pop("architecture", file.architecture))
+        for key, value in file.metadata.items():
+            if key not in ("general.architecture", "general.alignment"):
+                writer.add(
+                    key,
+                    keys.get(
+                        key.removeprefix("llama.").replace(".", "__"), list(value) if hasattr(value, "iter_bytes") else value
+                    ),
+                )
+        for name, info in file.tensors.items():
+            array = np.frombuffer(file.tensor_data(name), np.float32).reshape(info.shape[::-1])
+            changed = change(name, array)
+            if changed is not None:
+                writer.add_tensor(name, np.ascontiguousarray(changed))
+        writer.write(target)
+    return target
+
+
+def test_missing_tensors_are_all_named(tmp_path: Path) -> None:
+    source = write_llama(tmp_path / "m.gguf")
+    gone = {"blk.0.attn_q.weight", "blk.1.ffn_down.weight", "output_norm.weight"}
+    path = rewritten(source, tmp_path / "cut.gguf", lambda name, a: None if name in gone else a)
+    with pytest.raises(MissingTensors) as caught:
+        opened(path)
+    assert set(caught.value.names) == gone
+
+
+def test_a_tensor_of_another_shape_than_the_metadata_says_is_named(tmp_path: Path) -> None:
+    source = write_llama(tmp_path / "m.gguf")
+    path = rewritten(source, tmp_path / "odd.gguf", lambda name, a: a[:, :128] if name == "blk.1.attn_k.weight" else a)
+    with pytest.raises(FileFormatError, match=r"blk\.1\.attn_k\.weight has the shape \[128, 128\]"):
+        opened(path)
+
+
+def test_an_unknown_architecture_is_named_with_those_there_are(tmp_path: Path) -> None:
+    source = write_llama(tmp_path / "m.gguf")
+    path = rewritten(source, tmp_path / "x.gguf", lambda _name, a: a, architecture="wombat")
+    with GGUFFile.open(path) as file, pytest.raises(UnsupportedModel, match=r"'wombat'.*llama"):
+        open_model(file, None, 256)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"attention__head_count": 3},
+        {"attention__head_count": 0},
+        {"attention__head_count_kv": 3},
+        {"block_count": 0},
+        {"expert_count": 8},
+    ],
+)
+def test_impossible_metadata_is_refused(tmp_path: Path, keys: dict[str, int]) -> None:
+    extra = {f"llama.{k}": v for k, v in keys.items() if k == "expert_count"}
+    source = write_llama(tmp_path / "m.gguf", metadata=extra)
+    path = rewritten(source, tmp_path / "x.gguf", lambda _name, a: a, **keys)
+    with pytest.raises((FileFormatError, UnsupportedModel)):
+        opened(path)
