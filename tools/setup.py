@@ -196,7 +196,7 @@ def run(command: list[str], what: str, environ: Mapping[str, str], *, next_step:
         print(f"\r{what} {'done' if status == 0 else 'failed'} after {elapsed:.0f} s" + " " * 8, flush=True)
     if status != 0:
         shown = _log_text(log_begin).splitlines()[-TAIL_LINES:]
-        raise SetupError("\n".join([*shown, "", f"{shlex.join(command[:4])} … failed (exit status {status}).", next_step]))
+        raise SetupError("\n".join([*shown, "", f"{what} failed (exit status {status}).", next_step]))
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:
@@ -247,8 +247,8 @@ def cached_wheel(folder: Path) -> Path | None:
 
 def build_wheel(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
     """Compile the tensor library and move the wheel into the cache in one step, so that a cached one is always whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         command = pip("wheel", "-v", "--no-deps", "--no-cache-dir", "--no-binary", PACKAGE)
         command += ["--build-constraint", str(CONSTRAINTS), "--wheel-dir", scratch, f"{PACKAGE}=={version}"]
         run(
@@ -261,6 +261,7 @@ def build_wheel(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
         if built is None:
             raise SetupError(f"pip built no wheel of {PACKAGE}; its output is in {LOG}")
         wheel = folder / built.name
+        folder.mkdir(exist_ok=True)
         built.replace(wheel)
         return wheel
 

@@ -106,7 +106,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("elsewhere")
 def test_the_end_of_the_output_is_shown_when_a_step_fails(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import sys\nfor i in range(100): print('line', i)\nsys.exit(3)"
-    with pytest.raises(setup.SetupError, match=r"(?s)line 71\n.*line 99\n.*exit status 3.*do this") as caught:
+    with pytest.raises(setup.SetupError, match=r"(?s)line 71\n.*line 99\n.*Trying… failed \(exit status 3\).*do this") as caught:
         setup.run([sys.executable, "-c", code], "Trying…", os.environ, next_step="do this")
     assert "line 69\n" not in str(caught.value)
     assert capfd.readouterr().out == "Trying…\n"
@@ -181,6 +181,16 @@ def test_the_library_is_compiled_once_and_never_from_pips_cache(elsewhere: Path,
     setup.install("1.0", {"library": "another"}, os.environ)
     calls = (elsewhere / "calls").read_text().splitlines()
     assert len([call for call in calls if "--force-reinstall" in call]) == 2
+
+
+def test_a_build_that_fails_leaves_nothing_in_the_cache(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere / "fail.py").write_text("import sys; sys.exit('wheel' in sys.argv)")
+    monkeypatch.setattr(setup, "pip", lambda *arguments: [sys.executable, "-S", str(elsewhere / "fail.py"), *arguments])
+    monkeypatch.setattr(setup, "make_venv", lambda: None)
+    with pytest.raises(setup.SetupError, match="first line with 'error'"):
+        setup.install("1.0", {"library": "key"}, os.environ)
+    assert list((setup.CACHE / "wheels").iterdir()) == []
+    assert not setup.STAMP.exists()
 
 
 def test_the_versions_that_are_named_twice_agree() -> None:
