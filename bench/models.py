@@ -27,7 +27,7 @@ def smollm2() -> Path:
     root = cache_dir() / "models"
     environment = {**os.environ, "OLLAMA_MODELS": str(root), "OLLAMA_HOST": "127.0.0.1:1"}
     store = Store(root)
-    if not any(m.short_name == "smollm2:135m" for m in store.list()):
+    if not any(m.name == "smollm2:135m" for m in store.list()):
         subprocess.run([sys.executable, "-m", "puna", "pull", "smollm2:135m"], check=True, env=environment)
     return Path(store.get("smollm2:135m").model_path)
 
