@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from puna.api.client import Client
+from puna import settings as environment
 from puna.cli.private_server import PrivateServer
 from puna.errors import ServerUnreachable
-from puna.settings import Address, Settings
+
+if TYPE_CHECKING:
+    from puna.api.client import Client
 
 _PROBE_TIMEOUT_S = 2.0
+_early: list[PrivateServer] = []  # one at most: started, but no command has asked for it yet
 
 
-def is_listening(address: Address) -> bool:
+@functools.cache
+def settings() -> environment.Settings:
+    """The environment's settings, read once: a value that cannot be used is reported once."""
+    return environment.load()
+
+
+def is_listening(address: environment.Address) -> bool:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
     try:
         with socket.create_connection((host, address.port), timeout=_PROBE_TIMEOUT_S):
@@ -23,27 +34,54 @@ def is_listening(address: Address) -> bool:
         return False
 
 
-def _is_this_machine(address: Address) -> bool:
-    return address.is_loopback or address.host in ("0.0.0.0", "::")
+def start_early() -> None:
+    """Start the private server, if one will be needed, for the ``connected`` that follows."""
+    if _needs_private_server():
+        _early.append(PrivateServer(show_log=settings().debug))
+
+
+def discard_early() -> None:
+    """End a server that was started early and never used."""
+    while _early:
+        _early.pop().kill()
 
 
 @contextmanager
-def connected(settings: Settings, *, private: bool = True) -> Iterator[Client]:
+def connected(*, private: bool = True) -> Iterator[Client]:
     """A client of a running server.
 
     With *private* a server is started for this one command when OLLAMA_HOST is on this machine and nobody listens there;
     an address elsewhere is never replaced.
     Errors: ServerUnreachable when there is no server, or with the end of its log when the private one died.
     """
-    if not private or not _is_this_machine(settings.host) or is_listening(settings.host):
-        with Client(settings.host) as client:
+    if private and (_early or _needs_private_server()):
+        with _private_client() as client:
             yield client
         return
-    server = PrivateServer(show_log=settings.debug)  # starts while the client is being imported
+    from puna.api.client import Client
+
+    with Client(settings().host) as client:
+        yield client
+
+
+@functools.cache
+def _needs_private_server() -> bool:
+    host = settings().host
+    return (host.is_loopback or host.host in ("0.0.0.0", "::")) and not is_listening(host)
+
+
+@contextmanager
+def _private_client() -> Iterator[Client]:
+    server = _early.pop() if _early else PrivateServer(show_log=settings().debug)
     try:
+        from puna.api.client import Client  # while the server starts
+
         with Client(server.address) as client:
             yield client
-    except ServerUnreachable as error:
-        raise ServerUnreachable(server.death_note() or str(error)) from error
-    finally:
-        server.close()
+    except BaseException as error:
+        note = server.death_note() if isinstance(error, ServerUnreachable) else None
+        server.stop()  # it may be at work: pulling, or answering
+        if note:
+            raise ServerUnreachable(note) from error
+        raise
+    server.kill()  # nothing is left to do that could be spoilt

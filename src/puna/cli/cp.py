@@ -8,7 +8,6 @@ import typer
 
 from puna.cli.connect import connected
 from puna.cli.options import Model
-from puna.settings import load
 
 
 def cp(
@@ -16,6 +15,6 @@ def cp(
     destination: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The new name.")],
 ) -> None:
     """Copy a model under a new name; its files are shared."""
-    with connected(load()) as client:
+    with connected() as client:
         client.copy(source, destination)
     print(f"copied '{source}' to '{destination}'")

@@ -9,7 +9,6 @@ import typer
 
 from puna.cli.connect import connected
 from puna.cli.progress import display, follow
-from puna.settings import load
 
 
 def create(
@@ -26,7 +25,7 @@ def create(
     request, files, adapters = create_request.build(model, parsed, folder)
     if quantize:
         request["quantize"] = quantize
-    with connected(load()) as client:
+    with connected() as client:
         with display() as shown:
             for field, paths in (("files", files), ("adapters", adapters)):
                 if paths:

@@ -13,14 +13,13 @@ from puna.cli.format import human_bytes, human_time, parse_time
 from puna.cli.options import JsonFlag, Prefix
 from puna.cli.table import table
 from puna.cli.terminal import safe
-from puna.settings import load
 
 _ID_CHARS = 12
 
 
 def list_models(prefix: Prefix = "", json: JsonFlag = False) -> None:
     """List the models in the store."""
-    with connected(load()) as client:
+    with connected() as client:
         models = with_prefix(client.tags().get("models") or [], prefix)
     if json:
         print(json_format.dumps({"models": models}, indent=2, ensure_ascii=False))

@@ -16,15 +16,13 @@ Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="Only models whose
 
 def installed_models(incomplete: str) -> list[str]:
     """Names for the shell's completion, from a server that is already running."""
-    from puna.cli.connect import connected, is_listening
+    from puna.cli.connect import connected, is_listening, settings
     from puna.errors import PunaError
-    from puna.settings import load
 
-    settings = load()
-    if not is_listening(settings.host):
+    if not is_listening(settings().host):
         return []
     try:
-        with connected(settings, private=False) as client:
+        with connected(private=False) as client:
             names = [str(model.get("name", "")) for model in client.tags().get("models") or []]
     except PunaError:
         return []

@@ -66,15 +66,21 @@ class PrivateServer:
         lines = self._log.read().decode("utf-8", "replace").splitlines()
         return "\n".join(line for line in lines[-_TAIL_LINES:] if line.strip())
 
-    def close(self) -> None:
-        """Ask the server to stop and wait for it; it is killed, with its runners, when it does not."""
+    def stop(self) -> None:
+        """Let the server end what it does in good order, and wait for that; kill it when it takes too long."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             self._process.wait(timeout=_STOP_TIMEOUT_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        self.kill()
+
+    def kill(self) -> None:
+        """End the server now, and what it has started with it: runners watch it as it watches us."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
         if self._log is not None:
             self._log.close()

@@ -14,14 +14,13 @@ from puna.cli.listing import with_prefix
 from puna.cli.options import JsonFlag, Prefix
 from puna.cli.table import table
 from puna.cli.terminal import safe
-from puna.settings import load
 
 _ID_CHARS = 12
 
 
 def ps(prefix: Prefix = "", json: JsonFlag = False) -> None:
     """List the models that are loaded."""
-    with connected(load(), private=False) as client:
+    with connected(private=False) as client:
         models = with_prefix(client.ps().get("models") or [], prefix)
     if json:
         print(json_format.dumps({"models": models}, indent=2, ensure_ascii=False))

@@ -10,7 +10,6 @@ import typer
 from puna.cli.connect import connected
 from puna.cli.options import Insecure
 from puna.cli.progress import follow
-from puna.settings import load
 
 
 def pull(
@@ -19,7 +18,7 @@ def pull(
     json: Annotated[bool, typer.Option("--json", help="Print the server's progress as lines of JSON.")] = False,
 ) -> None:
     """Fetch a model into the store."""
-    with connected(load()) as client:
+    with connected() as client:
         events = client.pull(model, insecure=insecure)
         if json:
             for event in events:

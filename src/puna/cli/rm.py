@@ -8,12 +8,11 @@ from puna.api.client import Client
 from puna.cli.connect import connected
 from puna.cli.options import Models
 from puna.errors import NotFound, PunaError
-from puna.settings import load
 
 
 def rm(models: Models) -> None:
     """Delete models from the store."""
-    with connected(load()) as client:
+    with connected() as client:
         for model in models:
             _unload(client, model)
             client.delete(model)

@@ -13,14 +13,14 @@ import typer
 
 from puna.api.client import Client
 from puna.cli.answer import AnswerWriter, timings, write_events
-from puna.cli.connect import connected
+from puna.cli.connect import connected, settings
 from puna.cli.options import Insecure, installed_models, model_reference
 from puna.cli.progress import Spinner, follow
 from puna.cli.session import Session
 from puna.cli.terminal import is_terminal
 from puna.cli.think import parse_think
 from puna.errors import BadRequest, NotFound
-from puna.settings import Settings, load, parse_duration
+from puna.settings import parse_duration
 
 STARTER_MODEL = "smollm2:135m"
 
@@ -76,12 +76,12 @@ def run(
         truncate=truncate,
         dimensions=dimensions,
     )
-    name, settings = model_reference(model), load()
+    name = model_reference(model)
     words = [_valid_text(word) for word in prompt or []]
     if prompt is None and is_terminal(sys.stdin) and is_terminal(sys.stdout):
-        _run_interactive(settings, name, options)
+        _run_interactive(name, options)
         return
-    with connected(settings) as client:
+    with connected() as client:
         text = " ".join([*_piped(), *words])
         _with_model(client, name, insecure, lambda: _answer_or_embed(client, name, text, options))
 
@@ -171,7 +171,7 @@ def _embed(client: Client, model: str, text: str, options: RunOptions) -> None:
     print(json.dumps((client.embed(request).get("embeddings") or [[]])[0]))
 
 
-def _run_interactive(settings: Settings, model: str, options: RunOptions) -> None:
+def _run_interactive(model: str, options: RunOptions) -> None:
     from puna.cli.quiet_input import quiet_input
     from puna.cli.repl import converse
 
@@ -184,7 +184,7 @@ def _run_interactive(settings: Settings, model: str, options: RunOptions) -> Non
         word_wrap=options.word_wrap,
         keep_alive=options.keep_alive,
     )
-    with quiet_input(), connected(settings) as client:
+    with quiet_input(), connected() as client:
         shown = _with_model(client, model, options.insecure, lambda: client.show(model))
         capabilities = shown.get("capabilities") or []
         if "embedding" in capabilities and "completion" not in capabilities:
@@ -192,4 +192,4 @@ def _run_interactive(settings: Settings, model: str, options: RunOptions) -> Non
         with Spinner():
             for _ in client.generate(session.load_request()):
                 pass
-        converse(client, session, history=shown.get("messages") or [], keep_history=not settings.no_history)
+        converse(client, session, history=shown.get("messages") or [], keep_history=not settings().no_history)

@@ -13,7 +13,6 @@ from puna.cli.model_card import model_card
 from puna.cli.options import JsonFlag, Model, model_reference
 from puna.cli.terminal import safe
 from puna.errors import BadRequest
-from puna.settings import load
 
 
 def show(
@@ -31,7 +30,7 @@ def show(
     wanted = [name for name, given in flags.items() if given]
     if len(wanted) > 1:
         raise BadRequest("only one of '--license', '--modelfile', '--parameters', '--system', or '--template' can be specified")
-    with connected(load()) as client:
+    with connected() as client:
         reply = client.show(model_reference(model), verbose=verbose)
     if json:
         text = json_format.dumps(reply, indent=2, ensure_ascii=False)

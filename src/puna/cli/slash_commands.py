@@ -95,7 +95,7 @@ Available Parameters:
 """
 
 
-class LeaveSession(Exception):  # noqa: N818 - nothing went wrong
+class LeaveSession(Exception):
     """The person wants to leave the session."""
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from puna.cli.connect import connected
 from puna.cli.options import Model, model_reference
 from puna.errors import NotFound
-from puna.settings import load
 
 
 def stop(model: Model) -> None:
     """Unload a model from memory."""
-    with connected(load(), private=False) as client:
+    with connected(private=False) as client:
         try:
             for _ in client.generate({"model": model_reference(model), "keep_alive": 0}):
                 pass

@@ -375,7 +375,7 @@ def test_wrong_usage(puna: Cli) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from puna.cli.main import app; "
+        "import sys; from puna.cli.app import app; "
         "print([m for m in ('httpx', 'rich', 'prompt_toolkit', 'pydantic', 'uvicorn', 'starlette', 'numpy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

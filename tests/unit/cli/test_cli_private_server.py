@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -40,6 +41,16 @@ def pids(env: dict[str, str]) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
+def running(env: dict[str, str]) -> list[int]:
+    """Processes of the fake program, commands and servers, that belong to this test."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if SCRIPT in process.cmdline() and process.environ().get("FAKE_PIDS") == env["FAKE_PIDS"]:
+                found.append(process.pid)
+    return found
+
+
 def assert_gone(pids: list[int], within_s: float = 10) -> None:
     assert pids
     deadline = time.monotonic() + within_s
@@ -62,13 +73,19 @@ def test_nothing_is_started_when_a_server_listens(env: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:  # answers nobody, but is there
         sock.settimeout(10)
         listening = {**env, "OLLAMA_HOST": f"127.0.0.1:{sock.getsockname()[1]}"}
-        child = subprocess.Popen([sys.executable, SCRIPT, "list"], env=listening, stderr=subprocess.DEVNULL)
-        sock.accept()[0].close()  # the probe
-        connection = sock.accept()[0]
-        assert connection.recv(100).startswith(b"GET /api/tags ")
-        connection.close()
-        assert child.wait(10) == 1
+        with subprocess.Popen([sys.executable, SCRIPT, "list"], env=listening, stderr=subprocess.DEVNULL) as child:
+            sock.accept()[0].close()  # the probe
+            with sock.accept()[0] as connection:
+                assert connection.recv(100).startswith(b"GET /api/tags ")
+            assert child.wait(10) == 1
     assert pids(env) == []
+
+
+@pytest.mark.parametrize("line", ["run --help", "list --nonsense", "run ./absent.gguf hi", "create x -f absent"])
+def test_a_command_that_does_not_get_far_leaves_nothing(env: dict[str, str], line: str) -> None:
+    """The server is started before the command line is read, for a command that may not come to need it."""
+    puna(env, *line.split())
+    assert running(env) == []
 
 
 def test_another_machine_is_not_replaced(env: dict[str, str]) -> None:
@@ -96,6 +113,7 @@ def test_it_ends_with_its_owner(env: dict[str, str], how: signal.Signals) -> Non
     ) as child:
         assert child.stdout is not None
         assert os.read(child.stdout.fileno(), 10)
+        assert len(running(env)) == 2  # the command and its server
         child.send_signal(how)
         assert child.wait(10) == (130 if how == signal.SIGINT else -how)
     assert_gone(pids(env))
