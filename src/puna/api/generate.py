@@ -111,12 +111,14 @@ class ChatRequest(_Common):
 class ReplyMessage(BaseModel):
     role: str = "assistant"
     content: str = ""
+    thinking: str | None = None
 
 
 class _GenerateHead(BaseModel):
     model: str
     created_at: str
     response: str = ""
+    thinking: str | None = None
     done: bool = False
     done_reason: str | None = None
     context: list[int] | None = None

@@ -86,6 +86,7 @@ class _Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             ending.cancel()
+            await asyncio.wait({ending})
 
     async def _end_runners(self) -> None:
         """Requests hear of their runner's end and can still say so, which one that is cancelled cannot."""

@@ -18,6 +18,7 @@ from puna.api.options import Options
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner, error_from
 from puna.server.scheduler import Loaded, Scheduler
+from puna.server.thinking import Tags, ThinkingParser, Thought
 from puna.store.model import StoredModel
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class Job:
     truncate: bool = True
     shift: bool = True
     return_tokens: bool = False
+    thinking: Tags | None = None  # around the thoughts that are to be told from the answer
     began_ns: int = field(default_factory=time.monotonic_ns)
 
 
@@ -52,21 +54,28 @@ class Finished:
     total_ns: int
 
 
-async def run(scheduler: Scheduler, job: Job) -> AsyncGenerator[str | Finished, None]:
-    """Pieces of text, then exactly one Finished. Closing the generator cancels the work wherever it is.
+Parts = AsyncGenerator[str | Thought | Finished, None]
+
+
+async def run(scheduler: Scheduler, job: Job) -> Parts:
+    """Pieces of thought and text, then exactly one Finished. Closing the generator cancels the work wherever it is.
 
     Errors: what loading raises; RunnerDied; what the runner reports, as the error of its status.
     """
     async with scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
         load_ns = time.monotonic_ns() - job.began_ns
-        request = completion_request(job, await job.make_prompt(loaded), loaded.n_ctx)
-        async with aclosing(loaded.runner.complete(request)) as replies:
+        prompt = await job.make_prompt(loaded)
+        parser = ThinkingParser(job.thinking, prompt) if job.thinking else None
+        async with aclosing(loaded.runner.complete(completion_request(job, prompt, loaded.n_ctx))) as replies:
             async for reply in replies:
                 if isinstance(reply, wire.Piece):
-                    yield reply.content
+                    for part in parser.feed(reply.content) if parser else (reply.content,):
+                        yield part
                 elif isinstance(reply, wire.Failed):
                     raise error_from(reply)
                 else:
+                    for part in parser.finish() if parser else ():
+                        yield part
                     yield Finished(reply, load_ns, time.monotonic_ns() - job.began_ns)
 
 

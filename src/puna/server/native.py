@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,7 +14,8 @@ from starlette.responses import Response
 from puna.api import go_json
 from puna.server.bodies import NDJSON, Stream
 from puna.server.errors import JSON_CONTENT_TYPE, native_body
-from puna.server.generation import Finished
+from puna.server.generation import Finished, Parts
+from puna.server.thinking import Thought
 
 
 def now() -> str:
@@ -50,34 +52,49 @@ def metrics(finished: Finished) -> dict[str, int | None]:
 
 
 MakeReply = Callable[..., BaseModel]
-Parts = AsyncGenerator[str | Finished, None]
 
 
 async def answer(parts: Parts, reply: MakeReply, *, stream: bool) -> Response:
-    """The answer as lines or as one message. *reply* makes a message from a text and further fields."""
+    """The answer as lines or as one message. *reply* makes a message from a text, a thought and further fields."""
     if stream:
         return Stream(_lines(parts, reply), NDJSON, error_line)
-    text, finished = await gather(parts)
-    return respond(reply(text, **final_fields(finished)))
+    whole = await gather(parts)
+    return respond(reply(whole.text, whole.thought, **final_fields(whole.finished)))
 
 
 async def _lines(parts: Parts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
     """One line per piece, then the line with the counts."""
     async with aclosing(parts):
         async for part in parts:
-            if isinstance(part, Finished):
-                yield body_of(reply("", **final_fields(part))) + b"\n"
-            else:
-                yield body_of(reply(part)) + b"\n"
+            match part:
+                case Finished():
+                    yield body_of(reply("", "", **final_fields(part))) + b"\n"
+                case Thought(text):
+                    yield body_of(reply("", text)) + b"\n"
+                case text:
+                    yield body_of(reply(text, "")) + b"\n"
 
 
-async def gather(parts: Parts) -> tuple[str, Finished]:
+@dataclass(frozen=True)
+class Whole:
+    """An answer with nothing left to come."""
+
+    text: str
+    thought: str
+    finished: Finished
+
+
+async def gather(parts: Parts) -> Whole:
     text: list[str] = []
+    thought: list[str] = []
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, Finished):
-                return "".join(text), part
-            text.append(part)
+                return Whole("".join(text), "".join(thought), part)
+            if isinstance(part, Thought):
+                thought.append(part.text)
+            else:
+                text.append(part)
     raise AssertionError("a generation ended without its last message")
 
 

@@ -24,6 +24,7 @@ from puna.prompt.render import Think
 from puna.server import prompts
 from puna.server.generation import Job, MakePrompt
 from puna.server.scheduler import Loaded, Scheduler
+from puna.server.thinking import tags_of
 from puna.settings import Settings
 from puna.store.details import read_details
 from puna.store.model import StoredModel
@@ -119,7 +120,8 @@ def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, d
         truncate = request.truncate and not request.template
         return await prompts.Conversation(model, turns, [], think, truncate, request.template).prompt(loaded)
 
-    return _job(caller, model, request, defaults, make_prompt, context=request.context, return_tokens=not request.raw)
+    extra = {"context": request.context, "return_tokens": not request.raw}
+    return _job(caller, model, request, defaults, make_prompt, None if request.raw else think, **extra)
 
 
 def chat_job(caller: Caller, model: StoredModel, request: ChatRequest, defaults: Defaults = NONE) -> Job:
@@ -129,7 +131,7 @@ def chat_job(caller: Caller, model: StoredModel, request: ChatRequest, defaults:
     think = _common_checks(model, request)
     turns = prompts.assemble(model, [prompts.turn_of(message) for message in request.messages])
     conversation = prompts.Conversation(model, turns, request.tools, think, request.truncate)
-    return _job(caller, model, request, defaults, conversation.prompt)
+    return _job(caller, model, request, defaults, conversation.prompt, think)
 
 
 def _job(
@@ -138,6 +140,7 @@ def _job(
     request: ChatRequest | GenerateRequest,
     defaults: Defaults,
     make_prompt: MakePrompt,
+    think: Think,
     **extra: Any,
 ) -> Job:
     options = model_options.merge(defaults, model.parameters, request.options)
@@ -149,6 +152,7 @@ def _job(
         keep_alive=request.keep_alive,
         truncate=request.truncate,
         shift=request.shift,
+        thinking=tags_of(model) if think else None,
         began_ns=caller.began_ns,
         **extra,
     )

@@ -23,13 +23,14 @@ async def chat(request: Request) -> Response:
         raise BadRequest("model is required")
     model = await caller.open(message.model)
 
-    def reply(text: str, **fields: Any) -> ChatReply:
+    def reply(text: str = "", thought: str = "", **fields: Any) -> ChatReply:
         fields.pop("context", None)
-        return ChatReply(model=message.model, created_at=now(), message=ReplyMessage(content=text), **fields)
+        said = ReplyMessage(content=text, thinking=thought or None)
+        return ChatReply(model=message.model, created_at=now(), message=said, **fields)
 
     if not message.messages and message.keep_alive == 0:
         caller.unload(model)
-        return respond(reply("", done=True, done_reason="unload"))
+        return respond(reply(done=True, done_reason="unload"))
     job = chat_job(caller, model, message)
     if message.debug_render_only:
         rendered = {"rendered_template": await caller.prompt_of(job), "image_count": 0}
@@ -37,7 +38,7 @@ async def chat(request: Request) -> Response:
         return json_response({"model": message.model, "created_at": now(), "message": empty, "_debug_info": rendered})
     if not message.messages:
         await caller.load(job)
-        return respond(reply("", done=True, done_reason="load"))
+        return respond(reply(done=True, done_reason="load"))
     return await answer(run(caller.scheduler, job), reply, stream=message.stream)
 
 

@@ -20,19 +20,19 @@ async def generate(request: Request) -> Response:
     message = await read_json(request, GenerateRequest)
     model = await caller.open(message.model)
 
-    def reply(text: str, **fields: Any) -> GenerateReply:
-        return GenerateReply(model=message.model, created_at=now(), response=text, **fields)
+    def reply(text: str = "", thought: str = "", **fields: Any) -> GenerateReply:
+        return GenerateReply(model=message.model, created_at=now(), response=text, thinking=thought or None, **fields)
 
     if not message.prompt and message.keep_alive == 0:
         caller.unload(model)
-        return respond(reply("", done=True, done_reason="unload"))
+        return respond(reply(done=True, done_reason="unload"))
     job = generate_job(caller, model, message)
     if message.debug_render_only:
         rendered = {"rendered_template": await caller.prompt_of(job), "image_count": 0}
         return json_response({"model": message.model, "created_at": now(), "response": "", "_debug_info": rendered})
     if not message.prompt:
         await caller.load(job)
-        return respond(reply("", done=True, done_reason="load"))
+        return respond(reply(done=True, done_reason="load"))
     return await answer(run(caller.scheduler, job), reply, stream=message.stream)
 
 

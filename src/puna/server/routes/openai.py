@@ -27,9 +27,10 @@ from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, InvalidName, NotFound
 from puna.server.bodies import EVENT_STREAM, Stream, json_response, read_json
 from puna.server.errors import openai_body
-from puna.server.generation import Finished, Job, run
-from puna.server.native import Parts, gather
+from puna.server.generation import Finished, Job, Parts, run
+from puna.server.native import gather
 from puna.server.requests import Caller, chat_job, generate_job
+from puna.server.thinking import Thought
 from puna.store.model import StoredModel
 from puna.store.names import Name
 
@@ -69,13 +70,10 @@ async def chat_completions(request: Request) -> Response:
     shape = Shape.new("chatcmpl", "chat.completion", message.model)
     if message.stream:
         return _stream(_chat_events(run(caller.scheduler, job), shape, message.stream_options.include_usage))
-    text, finished = await gather(run(caller.scheduler, job))
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": text},
-        "finish_reason": finished.done.reason,
-    }
-    return json_response(shape.message([choice], usage=_usage(finished)))
+    whole = await gather(run(caller.scheduler, job))
+    said = {"role": "assistant", "content": whole.text} | ({"reasoning": whole.thought} if whole.thought else {})
+    choice = {"index": 0, "message": said, "finish_reason": whole.finished.done.reason}
+    return json_response(shape.message([choice], usage=_usage(whole.finished)))
 
 
 def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
@@ -114,6 +112,8 @@ async def _chat_events(parts: Parts, shape: Shape, include_usage: bool) -> Async
         async for part in parts:
             if isinstance(part, str):
                 yield chunk({**role, "content": part})
+            elif isinstance(part, Thought):
+                yield chunk({**role, "reasoning": part.text})
             else:
                 yield chunk({**role, "content": ""} if role else {}, part.done.reason)
                 if include_usage:
@@ -134,9 +134,9 @@ async def completions(request: Request) -> Response:
         return await _loaded(caller, job, shape)
     if message.stream:
         return _stream(_text_events(run(caller.scheduler, job), shape, message.stream_options.include_usage))
-    text, finished = await gather(run(caller.scheduler, job))
-    choice = {"text": text, "index": 0, "finish_reason": finished.done.reason}
-    return json_response(shape.message([choice], usage=_usage(finished)))
+    whole = await gather(run(caller.scheduler, job))
+    choice = {"text": whole.text, "index": 0, "finish_reason": whole.finished.done.reason}
+    return json_response(shape.message([choice], usage=_usage(whole.finished)))
 
 
 async def _loaded(caller: Caller, job: Job, shape: Shape) -> Response:
@@ -154,7 +154,7 @@ async def _text_events(parts: Parts, shape: Shape, include_usage: bool) -> Async
         async for part in parts:
             if isinstance(part, str):
                 yield chunk(part)
-            else:
+            elif isinstance(part, Finished):
                 yield chunk("", part.done.reason)
                 if include_usage:
                     yield _event(shape.message([], usage=_usage(part)))

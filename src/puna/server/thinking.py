@@ -1,0 +1,117 @@
+"""Separate what a model thinks from what it answers, as the text streams by.
+
+Thinking stands at the very beginning of an output, between two tags; white space after either tag belongs to neither side.
+Text that may still turn out to be a tag is held back.
+
+Source: product description, "Thinking extraction".
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from puna.store.model import StoredModel
+
+_AROUND_THINKING = re.compile(r"\}\}([^{}]*\S[^{}]*)\{\{-?\s*(?:\$?\w*)\.Thinking\s*-?\}\}([^{}]*\S[^{}]*)\{\{", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Tags:
+    begin: str = "<think>"
+    end: str = "</think>"
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A piece of thinking, among pieces of text."""
+
+    text: str
+
+
+def tags_of(model: StoredModel) -> Tags:
+    """The text directly before and after the thinking in the model's own template, else the usual tags."""
+    match = _AROUND_THINKING.search(model.template)
+    return Tags(match.group(1).strip(), match.group(2).strip()) if match else Tags()
+
+
+class _State(enum.Enum):
+    BEFORE = enum.auto()  # only white space so far
+    AFTER_BEGIN = enum.auto()
+    THINKING = enum.auto()
+    AFTER_END = enum.auto()
+    ANSWERING = enum.auto()
+
+
+class ThinkingParser:
+    """One output. *prompt* is what the model continues: it may end with the opening tag already."""
+
+    def __init__(self, tags: Tags, prompt: str) -> None:
+        self._tags = tags
+        self._held = ""
+        self._state = _State.AFTER_BEGIN if prompt.rstrip().endswith(tags.begin) else _State.BEFORE
+
+    def feed(self, text: str) -> list[str | Thought]:
+        """What is known to be thought or text after *text* has come."""
+        self._held += text
+        found: list[str | Thought] = []
+        while self._step(found):
+            pass
+        return [part for part in found if part not in ("", Thought(""))]
+
+    def finish(self) -> list[str | Thought]:
+        """What was held back, now that no more comes."""
+        rest, self._held = self._held, ""
+        if not rest or self._state in (_State.AFTER_BEGIN, _State.AFTER_END):
+            return []
+        return [Thought(rest) if self._state is _State.THINKING else rest]
+
+    def _step(self, found: list[str | Thought]) -> bool:
+        """Take what can be taken from the held text; True when the state changed and there may be more."""
+        match self._state:
+            case _State.BEFORE:
+                return self._look_for_begin()
+            case _State.AFTER_BEGIN | _State.AFTER_END:
+                return self._skip_space()
+            case _State.THINKING:
+                return self._look_for_end(found)
+            case _State.ANSWERING:
+                found.append(self._held)
+                self._held = ""
+                return False
+
+    def _look_for_begin(self) -> bool:
+        start = self._held.lstrip()
+        if start.startswith(self._tags.begin):
+            self._held = start[len(self._tags.begin) :]
+            self._state = _State.AFTER_BEGIN
+        elif self._tags.begin.startswith(start):
+            return False
+        else:
+            self._state = _State.ANSWERING
+        return True
+
+    def _skip_space(self) -> bool:
+        self._held = self._held.lstrip()
+        if not self._held:
+            return False
+        self._state = _State.THINKING if self._state is _State.AFTER_BEGIN else _State.ANSWERING
+        return True
+
+    def _look_for_end(self, found: list[str | Thought]) -> bool:
+        thought, tag, rest = self._held.partition(self._tags.end)
+        if tag:
+            found.append(Thought(thought))
+            self._held = rest
+            self._state = _State.AFTER_END
+            return True
+        n_held = _overlap(self._held, self._tags.end)
+        found.append(Thought(self._held[: len(self._held) - n_held]))
+        self._held = self._held[len(self._held) - n_held :]
+        return False
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Characters at the end of *text* that may be the beginning of *tag*."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
