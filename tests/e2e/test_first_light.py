@@ -39,7 +39,14 @@ class Server:
         return reply
 
     def runners(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process(self.process.pid).children() if "runner" in child.cmdline()]
+        return [child for child in psutil.Process(self.process.pid).children() if is_runner(child)]
+
+
+def is_runner(process: psutil.Process) -> bool:
+    try:
+        return "runner" in process.cmdline()
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
 
 
 @contextmanager
