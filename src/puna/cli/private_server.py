@@ -23,7 +23,7 @@ _STOP_TIMEOUT_S = 12.0
 _TAIL_BYTES = 4000
 _TAIL_LINES = 12
 
-# -P: a folder named puna in the current directory must not be taken for this package
+# -P and PYTHONSAFEPATH, which runners inherit: a folder named puna in the current directory is not this package
 SERVE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "puna", "serve")
 
 
@@ -40,7 +40,7 @@ class PrivateServer:
                 stdout=self._log if self._log else 2,
                 stderr=self._log,
                 pass_fds=[listener.fileno()],
-                env={**os.environ, "OLLAMA_HOST": f"127.0.0.1:{self.address.port}"},
+                env={**os.environ, "OLLAMA_HOST": f"127.0.0.1:{self.address.port}", "PYTHONSAFEPATH": "1"},
                 start_new_session=True,  # Ctrl-C in the terminal is for the command alone
             )
 

@@ -31,7 +31,9 @@ def follow(events: Iterable[Mapping[str, Any]]) -> None:
     """Show events until they end; an error among them has been raised by their source."""
     with display() as shown:
         for event in events:
-            shown.update(str(event.get("status", "")), int(event.get("completed") or 0), int(event.get("total") or 0))
+            total = int(event.get("total") or 0)
+            if total or not event.get("digest"):  # a layer of unknown length shows up once its length is known
+                shown.update(str(event.get("status", "")), int(event.get("completed") or 0), total)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """``puna`` with a server that is the tests' own: run as a script, it takes the place of ``python -m puna``.
 
-FAKE_SERVE chooses what ``serve`` does: "die" ends before the first request, "hang" never listens to signals.
+FAKE_SERVE chooses what ``serve`` does: "die" ends before the first request, "hang" never listens to signals,
+"environment" ends with a word about that.
 FAKE_PIDS names a file that gets the process id.
 """
 
@@ -32,6 +33,8 @@ def serve(settings: Settings, sock: socket.socket) -> None:
         pids.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)  # as a runner would be
     with Path(os.environ["FAKE_PIDS"]).open("a") as file:
         file.write("".join(f"{pid}\n" for pid in pids))
+    if mode == "environment":
+        sys.exit(f"PYTHONSAFEPATH={os.environ.get('PYTHONSAFEPATH')}")
     if mode == "die":
         print("the store is on fire", file=sys.stderr)
         sys.exit(3)

@@ -123,6 +123,7 @@ def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.follow(
         [
             {"status": "pulling [manifest]"},
+            {"status": "pulling 0123456789ab", "digest": "sha256:0123456789ab"},
             {"status": "pulling 0123456789ab", "total": 2_000_000, "completed": 1_000_000},
             {"status": "pulling 0123456789ab", "total": 2_000_000, "completed": 2_000_000},
             {"status": "success"},

@@ -152,11 +152,14 @@ def test_ctrl_c_in_a_session_is_not_for_the_server(env: dict[str, str], tmp_path
     assert_gone(pids(env))
 
 
-def test_a_folder_named_puna_is_not_mistaken_for_the_package(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_folder_named_puna_is_not_mistaken_for_the_package(env: dict[str, str], tmp_path: Path) -> None:
+    """``python -m puna``, as servers and runners are started, takes what lies in the current directory first."""
     (tmp_path / "puna").mkdir()
     (tmp_path / "puna" / "__main__.py").write_text("print('hijacked')")
     done = subprocess.run(
-        [*SERVE_COMMAND, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=30
+        [*SERVE_COMMAND, "--help"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=30
     )
     assert "hijacked" not in done.stdout
     assert "Start the server." in done.stdout
+    shown = puna({**env, "FAKE_SERVE": "environment"}, "list").stderr
+    assert "PYTHONSAFEPATH=1" in shown
