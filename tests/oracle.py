@@ -10,13 +10,23 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from puna.native.ggml import TYPE_F16
 from puna.native.llama import FLASH_ATTN_AUTO, llama
 
 
 class Oracle:
     """A model opened by libllama. Sequences and positions are the caller's, as in the engine."""
 
-    def __init__(self, path: Any, *, n_ctx: int = 2048, n_sequences: int = 1, n_batch: int = 512, n_threads: int = 2) -> None:
+    def __init__(
+        self,
+        path: Any,
+        *,
+        n_ctx: int = 2048,
+        n_sequences: int = 1,
+        n_batch: int = 512,
+        n_threads: int = 2,
+        cache_type: int = TYPE_F16,
+    ) -> None:
         self.lib = llama()
         params = self.lib.llama_model_default_params()
         self.model = self.lib.llama_model_load_from_file(str(path).encode(), params)
@@ -26,6 +36,7 @@ class Oracle:
         c.n_ctx, c.n_seq_max, c.n_batch, c.n_ubatch = n_ctx * n_sequences, n_sequences, n_batch, n_batch
         c.n_threads = c.n_threads_batch = n_threads
         c.flash_attn_type = FLASH_ATTN_AUTO
+        c.type_k = c.type_v = cache_type
         c.no_perf = True
         self.ctx = self.lib.llama_init_from_model(self.model, c)
         assert self.ctx, "libllama could not make a context"
@@ -62,6 +73,12 @@ class Oracle:
 
     def forget(self, sequence: int = -1, begin: int = -1, end: int = -1) -> None:
         assert self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(self.ctx), sequence, begin, end)
+
+    def shift(self, sequence: int, begin: int, end: int) -> None:
+        """Forget positions [begin, end) and move the later ones down."""
+        memory = self.lib.llama_get_memory(self.ctx)
+        self.forget(sequence, begin, end)
+        self.lib.llama_memory_seq_add(memory, sequence, end, -1, begin - end)
 
     def close(self) -> None:
         self.lib.llama_batch_free(self._batch)

@@ -14,17 +14,27 @@ from puna.kvcache.cache import Limits
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.model.registry import open_model
+from puna.native.ggml import TYPE_F16
 from puna.runner.step import Forward
 
 
 class PunaEngine:
     """The same face as tests.oracle.Oracle."""
 
-    def __init__(self, path: Any, *, n_ctx: int = 2048, n_sequences: int = 1, n_batch: int = 512, n_threads: int = 2) -> None:
+    def __init__(
+        self,
+        path: Any,
+        *,
+        n_ctx: int = 2048,
+        n_sequences: int = 1,
+        n_batch: int = 512,
+        n_threads: int = 2,
+        cache_type: int = TYPE_F16,
+    ) -> None:
         self.backend = GGMLBackend(path, n_threads=n_threads)
         self.limits = Limits(n_sequences, n_ctx, n_batch)
         self.model = open_model(self.backend.file, self.backend, n_ctx)
-        self.cache = self.model.make_cache(self.backend, self.limits, DType.F16)
+        self.cache = self.model.make_cache(self.backend, self.limits, DType(cache_type))
         self.backend.allocate()
         self.backend.load(lambda _share: None)
         self.forward = Forward(self.backend, self.model, self.cache, self.limits)

@@ -174,6 +174,27 @@ def test_a_full_context_ends_the_answer_unless_it_may_shift(engine: Engine) -> N
     assert shifted.eval_count == 600
 
 
+@pytest.mark.parametrize("cache_type", ["q8_0", "q4_0"])
+def test_a_quantised_cache_answers_and_shifts(model: Path, cache_type: str) -> None:
+    engine = started(model, kv_cache_type=cache_type)
+    try:
+        first = Answer(engine, "once upon a time there was", n_predict=300)
+        assert first.done().eval_count == 300
+        forked = Answer(engine, "once upon a time there was " * 12, n_predict=3)
+        again = Answer(engine, "once upon a time there was " * 12 + "x", n_predict=3)
+        assert forked.done().eval_count == again.done().eval_count == 3
+        assert engine._loaded is not None
+        engine._loaded.cache.check_integrity()
+    finally:
+        engine.close()
+
+
+def test_a_cache_type_that_does_not_fit_the_heads_is_refused(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "narrow.gguf", n_embd=96, n_heads=4, n_kv_heads=4, n_ff=128)
+    with pytest.raises(BadRequest, match="multiple of 32"):
+        Engine(path).load(LoadRequest(options=LoadOptions(kv_cache_type="q8_0")))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [({"context": [10**6]}, "not in the vocabulary"), ({"context": [-1]}, "not in the vocabulary")],

@@ -7,14 +7,14 @@ ranges are equally far apart and about equally long are read by one call, as one
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from puna.errors import PunaError
+from puna.errors import BadRequest, PunaError
 from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import Attended, Limits
 from puna.kvcache.cells import CacheFull, Cells, padded
@@ -30,7 +30,14 @@ MAX_WASTE = 0.25
 # A prefix that lies in more pieces than this is shared where it is instead of being copied.
 MAX_COPIES = 4
 
+# Keys are turned this many cells at a time, which bounds the working memory.
+SHIFT_CELLS = 4096
+
 END = 2**31 - 1  # after every position
+
+
+# How the model turns cached keys by a change of position: (layer, keys [head_dim, n_kv_heads, m], changes I32 [m]).
+Shift = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class NotSupported(PunaError):
@@ -61,14 +68,18 @@ class CausalCache:
         head_dim_k: int,
         head_dim_v: int,
         dtype: DType = DType.F16,
+        shift: Shift | None = None,
     ) -> None:
         self.limits = limits
         self._backend = backend
         self._n_kv_heads = list(n_kv_heads)
         self._dims = (head_dim_k, head_dim_v)
         self._dtype = dtype
+        self._shift = shift
         home = padded(limits.n_ctx, PADDING)
         self.cells = Cells(home * limits.max_sequences, limits.max_sequences)
+        if dtype in (DType.Q8_0, DType.Q4_0) and any(dim % 32 for dim in self._dims):
+            raise BadRequest(f"a {dtype.name} cache needs heads that are a multiple of 32 wide, this model's are {head_dim_k}")
         self._pools = [
             tuple(backend.storage(i, dtype, dim * n_heads, self.cells.n_cells) for dim in self._dims)
             for i, n_heads in enumerate(self._n_kv_heads)
@@ -218,7 +229,36 @@ class CausalCache:
         if end is None or end >= length:
             self.cells.remove(sequence, begin, END)
         elif begin < end:
+            self._remove_middle(sequence, begin, end)
+
+    def _remove_middle(self, sequence: int, begin: int, end: int) -> None:
+        if self._shift is None or self.cells.is_shared(sequence, end):
             raise NotSupported("cached positions cannot be moved: the tokens after a removed range are computed again")
+        self.cells.remove(sequence, begin, end)
+        self.cells.shift(sequence, end, begin - end)
+        moved = self.cells.cells_of(sequence, begin, END)
+        first, last = int(moved.min()), int(moved.max()) + 1
+        changes = np.zeros(last - first, np.int32)
+        changes[moved - first] = begin - end
+        for start in range(0, last - first, SHIFT_CELLS):
+            part = changes[start : start + SHIFT_CELLS]
+            if part.any():
+                self._turn(first + start, part)
+
+    def _turn(self, first: int, changes: npt.NDArray[np.int32]) -> None:
+        """Turn the keys of all layers in the cells from first on; cells of others turn by nothing."""
+        assert self._shift is not None
+        ctx = self._backend.context(16 + 8 * len(self._pools))
+        turns = ctx.input(DType.I32, len(changes))
+        for i, ((pool, _), n_heads) in enumerate(zip(self._pools, self._n_kv_heads, strict=True)):
+            dim = self._dims[0]
+            strides = (row_bytes(self._dtype, dim), row_bytes(self._dtype, dim * n_heads))
+            keys = ctx.use(pool).view((dim, n_heads, len(changes)), strides, first * strides[1])
+            plain = keys if self._dtype is DType.F16 else keys.cast(DType.F32)
+            ctx.forward(self._shift(i, plain, turns).copy_to(keys))
+        ctx.set(turns, changes)
+        ctx.compute()
+        ctx.close()
 
     def length(self, sequence: int) -> int:
         return int(self.cells.lengths[sequence])

@@ -61,7 +61,10 @@ class Cells:
         home = sequence * self.home_cells
         begin = int(self.ends[sequence]) if self.lengths[sequence] else home
         end = begin + count
-        if home <= begin and end <= home + self.home_cells and not self.n_owners[begin:end].any():
+        # Holes that a removal left are filled first: the range stays as short as the history.
+        has_holes = self.lengths[sequence] < self.ends[sequence] - self.begins[sequence]
+        is_at_home = home <= begin and end <= home + self.home_cells
+        if is_at_home and not has_holes and not self.n_owners[begin:end].any():
             return np.arange(begin, end)
         free = np.flatnonzero(self.n_owners == 0)
         if len(free) < count:

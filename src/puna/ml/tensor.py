@@ -7,7 +7,8 @@ Operations build the graph; nothing is computed until the graph runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol, Self
 
@@ -36,6 +37,12 @@ class RopeOptions:
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+    @property
+    def rotation(self) -> RopeOptions:
+        """The same without its magnitude, to turn by further positions what was rotated before."""
+        magnitude = 1.0 - 0.1 * math.log(self.scale) if self.ext_factor else 1.0  # the library applies it with YaRN
+        return replace(self, attn_factor=1.0 / magnitude)
 
 
 class Tensor(Protocol):
@@ -76,6 +83,7 @@ class Tensor(Protocol):
         """Source axis i goes to the position given at i."""
 
     def contiguous(self) -> Self: ...
+    def cast(self, dtype: DType) -> Self: ...
     def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Self:
         """Part of the same memory; strides (of axes 1 and up) and offset in bytes."""
 

@@ -59,8 +59,6 @@ def check(options: LoadOptions) -> None:
 def _open(path: Path, options: LoadOptions) -> tuple[GGMLBackend, Model, Cache, Limits, Forward]:
     check(options)
     facts = verdict()
-    for broken in facts.broken:
-        log.warning("not used on this machine: %s for %s weights (%s)", broken.buffer_type, broken.tensor_type, broken.reason)
     backend = GGMLBackend(
         path,
         n_threads=n_threads(options),
@@ -69,6 +67,7 @@ def _open(path: Path, options: LoadOptions) -> tuple[GGMLBackend, Model, Cache, 
         allows=facts.allows,
     )
     try:
+        facts.require_plain({tensor.type.ggml_name for tensor in backend.file.tensors.values()})
         n_ctx = options.n_ctx
         trained = backend.file.metadata.integer("context_length", 0)
         if 0 < trained < n_ctx:

@@ -101,7 +101,7 @@ def test_removed_tail_is_overwritten() -> None:
     assert step(cache, [(0, 5)], [99.0])[0] == {**history(0, 4), 5: 99.0}
 
 
-def test_removing_the_middle_is_refused_and_changes_nothing() -> None:
+def test_removing_the_middle_is_refused_when_the_model_cannot_turn_keys_and_changes_nothing() -> None:
     cache = make()
     step(cache, [(0, p) for p in range(8)])
     with pytest.raises(NotSupported):

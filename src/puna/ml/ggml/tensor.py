@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from puna.ml.tensor import RopeOptions
+from puna.ml.tensor import DType, RopeOptions
 from puna.native import structs
 from puna.native.ggml import PREC_F32, ROPE_TYPE_NEOX, ROPE_TYPE_NORMAL, ggml
 
@@ -93,6 +93,9 @@ class GGMLTensor:
 
     def contiguous(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_cont(self.graph, self.address), self.graph)
+
+    def cast(self, dtype: DType) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_cast(self.graph, self.address, int(dtype)), self.graph)
 
     def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> GGMLTensor:
         function = (ggml().ggml_view_1d, ggml().ggml_view_2d, ggml().ggml_view_3d, ggml().ggml_view_4d)[len(shape) - 1]

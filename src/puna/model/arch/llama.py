@@ -134,7 +134,15 @@ class Llama:
 
     def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
         o = self.options
-        return CausalCache(backend, limits, n_kv_heads=o.n_kv_heads, head_dim_k=o.head_dim, head_dim_v=o.head_dim, dtype=dtype)
+        return CausalCache(
+            backend,
+            limits,
+            n_kv_heads=o.n_kv_heads,
+            head_dim_k=o.head_dim,
+            head_dim_v=o.head_dim,
+            dtype=dtype,
+            shift=lambda _layer, keys, changes: keys.rope(changes, o.rope.rotation, self._factors),
+        )
 
     def max_nodes(self, limits: Limits) -> int:
         # Per layer about 25 nodes, and for each group of sequences that attends on its own another 7.
