@@ -17,10 +17,10 @@ from puna.kvcache.causal import NotSupported
 from puna.native.log import route_to_logging
 from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.request import Request
+from puna.runner.sampling import sample
 from puna.runner.schedule import schedule
 from puna.runner.service import NotLoaded
 from puna.runner.slots import Slots
-from puna.sample.sampler import SampleError, sample_batch
 from puna.wire import CompletionReply, CompletionRequest, Health, LoadReply, LoadRequest
 
 log = logging.getLogger(__name__)
@@ -239,12 +239,7 @@ class Engine:
             return
         for request, count in chosen:
             request.n_computed += count
-        sampled = sample_batch(logits[: len(finishing)], [r.sampler for r in finishing])
-        for request, token in zip(finishing, sampled, strict=True):
-            if isinstance(token, SampleError):
-                request.fail(token)
-            elif not request.is_cancelled:
-                request.accept(token)
+        sample(logits, finishing)
 
     def _retire(self) -> None:
         """Give back the slots of requests that ended; their computed tokens stay for the next with the same prefix."""
