@@ -1,0 +1,208 @@
+"""The loads that a server is put under: each row sends requests to one contender and returns what came of them.
+
+Every request asks for a fixed number of tokens at temperature 0, whatever the model would say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from bench.load import answers
+from bench.load.answers import Answer
+from bench.load.client import Exchange
+from bench.load.contenders import Contender
+from bench.load.prompts import Prompts
+from bench.load.sample import Sample, sample_of
+
+API = Literal["chat", "text"]
+PATIENCE_S = 600.0  # an answer that takes longer counts as none
+
+
+@dataclass(frozen=True)
+class Target:
+    """A contender and the API it is spoken to in."""
+
+    contender: Contender
+    api: API = "chat"
+
+    async def ask(self, prompt: str, n_tokens: int) -> Exchange:
+        path = "/v1/chat/completions" if self.api == "chat" else "/v1/completions"
+        return await Exchange.post(self.contender.url + path, self._body(prompt, n_tokens))
+
+    def _body(self, prompt: str, n_tokens: int) -> bytes:
+        body: dict[str, Any] = {
+            "model": self.contender.model,
+            "max_tokens": n_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        body |= {"messages": [{"role": "user", "content": prompt}]} if self.api == "chat" else {"prompt": prompt}
+        return json.dumps(body).encode()
+
+    async def answer(self, prompt: str, n_tokens: int) -> Answer:
+        return await finished(await self.ask(prompt, n_tokens), n_tokens)
+
+
+async def finished(exchange: Exchange, n_tokens: int) -> Answer:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await exchange.wait()
+    except TimeoutError:
+        exchange.abort()
+        return Answer(exchange.began, exchange.ended, problem=f"no end within {PATIENCE_S:g} s")
+    return answers.read(exchange, n_tokens)
+
+
+Measure = Callable[[Target, Prompts], Awaitable[Sample]]
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str  # as the command line names it
+    what: str
+    measure: Measure
+
+
+def clients(n_clients: int, n_requests: int, n_words: int = 100, n_tokens: int = 64) -> Measure:
+    """So many clients, each of which sends its next request when the last is answered."""
+
+    async def measure(target: Target, prompts: Prompts) -> Sample:
+        texts = [prompts.words(n_words) for _ in range(n_requests)]
+        waiting = iter(texts)
+        exchanges: list[Exchange] = []
+
+        async def client() -> None:
+            for text in waiting:
+                exchange = await target.ask(text, n_tokens)
+                exchanges.append(exchange)
+                await _patiently([exchange])
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(n_clients)))
+        return _timed(sample_of(answers.read(exchange, n_tokens) for exchange in exchanges), begin, exchanges)
+
+    return measure
+
+
+def shared_prefix(n_requests: int, n_shared_words: int = 400, n_own_words: int = 20, n_tokens: int = 16) -> Measure:
+    """Requests that begin alike and arrive together."""
+
+    async def measure(target: Target, prompts: Prompts) -> Sample:
+        shared = prompts.words(n_shared_words)
+        texts = [f"{shared} {prompts.words(n_own_words)}" for _ in range(n_requests)]
+        begin = time.perf_counter()
+        exchanges = await asyncio.gather(*(target.ask(text, n_tokens) for text in texts))
+        await _patiently(exchanges)
+        return _timed(sample_of(answers.read(exchange, n_tokens) for exchange in exchanges), begin, exchanges)
+
+    return measure
+
+
+def long_prompt(n_streams: int, n_words: int, n_stream_words: int = 30) -> Measure:
+    """A long prompt that arrives while others read their answers: how long do they wait for their next token?
+
+    A contender computes the prompt in chunks, and between two chunks each stream gets a token. So the streams' tokens
+    count the chunks, and the prompt's time on an idle server, divided by them, is what one chunk costs by itself.
+    """
+
+    async def measure(target: Target, prompts: Prompts) -> Sample:
+        idle = await target.answer(prompts.words(n_words), 1)
+        if idle.problem:
+            return sample_of([idle])
+        n_tokens = 2000  # more than the streams live to see
+        streams = await asyncio.gather(*(target.ask(prompts.words(n_stream_words), n_tokens) for _ in range(n_streams)))
+        await asyncio.gather(*(stream.wait_for_parts(24) for stream in streams))
+        begin = time.perf_counter()
+        late = await finished(await target.ask(prompts.words(n_words), 1), 1)
+        for stream in streams:
+            stream.abort()
+        read = [answers.read(stream, n_tokens) for stream in streams]
+        sample = _timed(sample_of([late]), begin, [late])
+        sample.problems += [answer.problem or "ended too early" for answer in read if answer.problem or not answer.was_aborted]
+        if sample.problems:
+            return sample
+        _note_gaps(sample, idle, late, read)
+        return sample
+
+    return measure
+
+
+def _note_gaps(sample: Sample, idle: Answer, late: Answer, streams: list[Answer]) -> None:
+    begin, end = late.began, late.times[0]
+    before = [b - a for stream in streams for a, b in pairwise(stream.times) if b < begin]
+    # A gap that began before the prompt was there and ended after it counts: the stream's reader has waited.
+    during = [b - a for stream in streams for a, b in pairwise(stream.times) if begin <= b <= end]
+    # Who got nothing from the prompt's arrival to its first token has waited at least so long.
+    during += [end - begin for stream in streams if not any(begin <= time <= end for time in stream.times)]
+    n_chunks = max(1.0, statistics.median(sum(begin <= time <= end for time in stream.times) for stream in streams))
+    chunk_s = idle.first_token_s / n_chunks
+    sample.gaps_s = during
+    sample.note(
+        gap_before_p50_s=statistics.median(before),
+        gap_max_s=max(during),
+        idle_first_token_s=idle.first_token_s,
+        chunks=n_chunks,
+        chunk_s=chunk_s,
+        gap_max_per_chunk=max(during) / chunk_s,
+    )
+
+
+def cancels(n_clients: int, share: float = 0.6, within_s: float = 8.0, n_tokens: int = 64) -> Measure:
+    """Many clients at once, of whom a share leaves at random times; then one more asks, and must be answered."""
+
+    async def measure(target: Target, prompts: Prompts) -> Sample:
+        chance = random.Random(prompts.words(8))
+        begin = time.perf_counter()
+        exchanges = await asyncio.gather(
+            *(target.ask(prompts.words(chance.randint(10, 150)), n_tokens) for _ in range(n_clients))
+        )
+        loop = asyncio.get_running_loop()
+        for exchange in exchanges:
+            if chance.random() < share:
+                loop.call_later(chance.uniform(0, within_s), exchange.abort)
+        await _patiently(exchanges)
+        read = [answers.read(exchange, n_tokens) for exchange in exchanges]
+        sample = _timed(sample_of(read), begin, exchanges)
+        asked = time.perf_counter()
+        after = await target.answer(prompts.words(10), 4)
+        sample.problems += [f"afterwards: {after.problem}"] if after.problem else []
+        sample.note(left=sum(answer.was_aborted for answer in read), answer_afterwards_s=time.perf_counter() - asked)
+        return sample
+
+    return measure
+
+
+async def _patiently(exchanges: Iterable[Exchange]) -> None:
+    """Wait for all ends; what has none within PATIENCE_S is aborted, with a word about it."""
+    waits = [asyncio.ensure_future(exchange.wait()) for exchange in exchanges]
+    _, late = await asyncio.wait(waits, timeout=PATIENCE_S)
+    for exchange, wait in zip(exchanges, waits, strict=True):
+        if wait in late:
+            exchange.abort()
+            exchange.error = f"no end within {PATIENCE_S:g} s"
+
+
+def _timed(sample: Sample, begin: float, ended: Iterable[Exchange] | Iterable[Answer]) -> Sample:
+    sample.wall_s = max(item.ended for item in ended) - begin
+    return sample
+
+
+ROWS = [
+    Row("1", "1 client, 100 words each", clients(1, 4)),
+    Row("8", "8 clients, 100 words each", clients(8, 16)),
+    Row("32", "32 clients, 100 words each", clients(32, 32)),
+    Row("prefix", "16 at once, 400 words shared", shared_prefix(16)),
+    Row("long", "4,000 words amid 4 streams", long_prompt(4, 4000)),
+    Row("cancel", "64 at once, 60 % leave", cancels(64)),
+]
+WARM_UP = clients(8, 8, n_words=20, n_tokens=8)
