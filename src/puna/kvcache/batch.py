@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,12 +18,14 @@ class Batch:
     """Rows of one step; the rows of a sequence stand together, in the order of their positions.
 
     Shapes: tokens, positions, sequences int32 [n]; outputs int32 [m], the rows whose logits are wanted, ascending.
+    Spans are rows [begin, end) of one sequence that see each other, also the later ones: the tokens of an image.
     """
 
     tokens: Ints
     positions: Ints
     sequences: Ints
     outputs: Ints
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -33,9 +36,10 @@ class Batch:
         return len(self.outputs)
 
 
-def batch(tokens: Any, positions: Any, sequences: Any, outputs: Any) -> Batch:
+def batch(tokens: Any, positions: Any, sequences: Any, outputs: Any, spans: Sequence[tuple[int, int]] = ()) -> Batch:
     """From anything that numpy takes."""
-    return Batch(*(np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs)))
+    a, b, c, d = (np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs))
+    return Batch(a, b, c, d, tuple(spans))
 
 
 def runs(sequences: Ints) -> list[tuple[int, int, int]]:

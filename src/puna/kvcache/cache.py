@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from puna.errors import PunaError
 from puna.kvcache.batch import Batch
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
+
+
+class NotSupported(PunaError):
+    """The cache cannot do this; the caller computes the tokens again."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,11 @@ class Limits:
     max_sequences: int
     n_ctx: int  # positions one sequence may reach
     n_batch: int  # tokens in one step at most
+    n_pool: int = 0  # tokens that all sequences together may hold; 0: n_ctx each
+
+    @property
+    def n_cells(self) -> int:
+        return max(self.n_pool or self.n_ctx * self.max_sequences, self.n_ctx)
 
 
 @dataclass(frozen=True)
@@ -70,18 +80,49 @@ class Cache(Protocol):
         """Fill them; before every compute."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """The target forgets what it holds and then holds the source's positions [0, length)."""
+        """The target forgets what it holds and then holds of the source's positions [0, length) what later rows need.
+
+        How far it can resume, resume_point tells.
+        """
 
     def can_resume(self, sequence: int, position: int) -> bool:
-        """Whether a token at this position would find all it attends to."""
+        """Whether a token at this position would find all it attends to, once later positions are removed."""
 
     def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
         """Forget positions [begin, end), to the end when it is None.
 
-        Errors: NotSupported for a range in the middle, when later positions cannot be moved down.
+        Removing to the end never fails, but where that leaves nothing to resume from, all positions go. Ask
+        resume_point before. A range in the middle either goes, and later positions move down, or nothing changes.
+        Errors: NotSupported for a range in the middle.
         """
 
     def length(self, sequence: int) -> int:
-        """Positions held."""
+        """The position that the next token gets: one past the last one held, 0 when nothing is."""
 
-    def check_integrity(self) -> None: ...
+    def check_integrity(self) -> None:
+        """Raise AssertionError when what the cache knows contradicts itself: a bug in it."""
+
+
+@runtime_checkable
+class CheckpointCache(Protocol):
+    """A cache that may know a point to resume from where it cannot resume at the one asked for."""
+
+    def prepare_restore(self, sequence: int, position: int) -> int:
+        """The furthest position up to this one that can be resumed at: all of it, a checkpoint, or 0. Changes nothing."""
+
+
+class CachePart(Cache, CheckpointCache, Protocol):
+    """A cache that can stand beside others, each for some layers: it tells before whether an operation would succeed."""
+
+    def check_room(self, batch: Batch) -> None:
+        """Errors: CacheFull if start_forward would raise it."""
+
+    def check_remove(self, sequence: int, begin: int, end: int) -> None:
+        """Errors: NotSupported if remove would raise it."""
+
+
+def resume_point(cache: Cache, sequence: int, position: int) -> int:
+    """How many of the first *position* tokens need not be computed again; the caller removes what follows them."""
+    if isinstance(cache, CheckpointCache):
+        return cache.prepare_restore(sequence, position)
+    return position if cache.can_resume(sequence, position) else 0

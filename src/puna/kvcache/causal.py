@@ -1,4 +1,4 @@
-"""The cache of full causal attention: every token sees itself and all before it.
+"""The cache of causal attention: every token sees itself and all before it, or as much of that as its reach allows.
 
 K and V of a layer lie in one pool, a row of head_dim * n_kv_heads values per cell. Writing goes to any rows, by index.
 Reading is a view of each sequence's own range, so attention costs what a sequence's own history costs. Sequences whose
@@ -8,24 +8,20 @@ ranges are equally far apart and about equally long are read by one call, as one
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from puna.errors import BadRequest, PunaError
+from puna.errors import BadRequest
 from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import Attended, Limits
-from puna.kvcache.cells import CacheFull, Cells, padded
+from puna.kvcache.cache import NotSupported as NotSupported
+from puna.kvcache.cells import END, CacheFull, Cells, padded
+from puna.kvcache.reach import Reach
+from puna.kvcache.views import PADDING, Range, View, plan
 from puna.ml.backend import Backend, Context, row_bytes
 from puna.ml.tensor import DType, Tensor
-
-# Views grow in steps of this many cells, so a graph fits this many steps of decoding.
-PADDING = 256
-
-# Reading one more masked cell costs about what a visible one does: sequences share a call if at most this share is waste.
-MAX_WASTE = 0.25
 
 # A prefix that lies in more pieces than this is shared where it is instead of being copied.
 MAX_COPIES = 4
@@ -33,31 +29,20 @@ MAX_COPIES = 4
 # Keys are turned this many cells at a time, which bounds the working memory.
 SHIFT_CELLS = 4096
 
-END = 2**31 - 1  # after every position
-
-
 # How the model turns cached keys by a change of position: (layer, keys [head_dim, n_kv_heads, m], changes I32 [m]).
 Shift = Callable[[int, Tensor, Tensor], Tensor]
 
 
-class NotSupported(PunaError):
-    """The cache cannot do this; the caller computes the tokens again."""
-
-
-@dataclass(frozen=True)
-class View:
-    """Part of the pool that a group of sequences reads; hashable, since graphs are built for it."""
-
-    row: int  # first row of the batch
-    n_rows: int  # rows of each sequence
-    n_sequences: int
-    begin: int  # first cell of the first sequence
-    stride: int  # cells from one sequence's begin to the next's
-    n_cells: int  # of each sequence
+# Every token sees all before it.
+ALL = Reach()
 
 
 class CausalCache:
-    """Shapes per layer: K [head_dim_k * n_kv_heads, n_cells], V likewise; allocated with the backend."""
+    """Shapes per layer: K [head_dim_k * n_kv_heads, n_cells], V likewise; allocated with the backend.
+
+    A layer with 0 key/value heads has nothing here. With a bounded reach only the window, the memory behind it and a
+    batch are stored: what no later row sees is forgotten when its sequence's next rows come.
+    """
 
     def __init__(
         self,
@@ -69,21 +54,27 @@ class CausalCache:
         head_dim_v: int,
         dtype: DType = DType.F16,
         shift: Shift | None = None,
+        reach: Reach = ALL,
     ) -> None:
         self.limits = limits
+        self.reach = reach
         self._backend = backend
         self._n_kv_heads = list(n_kv_heads)
         self._dims = (head_dim_k, head_dim_v)
         self._dtype = dtype
         self._shift = shift
-        home = padded(limits.n_ctx, PADDING)
-        self.cells = Cells(home * limits.max_sequences, limits.max_sequences)
         if dtype in (DType.Q8_0, DType.Q4_0) and any(dim % 32 for dim in self._dims):
             raise BadRequest(f"a {dtype.name} cache needs heads that are a multiple of 32 wide, this model's are {head_dim_k}")
-        self._pools = [
-            tuple(backend.storage(i, dtype, dim * n_heads, self.cells.n_cells) for dim in self._dims)
+        # A home always holds what its sequence keeps and a batch, so no sequence takes another's room.
+        n_held = reach.n_kept + limits.n_batch
+        self.forgets = reach.is_bounded and n_held < limits.n_ctx
+        home = padded(n_held if self.forgets else -(-limits.n_cells // limits.max_sequences), PADDING)
+        self.cells = Cells(home * limits.max_sequences, limits.max_sequences)
+        self._pools = {
+            i: tuple(backend.storage(i, dtype, dim * n_heads, self.cells.n_cells) for dim in self._dims)
             for i, n_heads in enumerate(self._n_kv_heads)
-        ]
+            if n_heads
+        }
         self._layer = 0
         self._views: tuple[View, ...] = ()
         self._rows = np.zeros(0, np.int64)
@@ -117,48 +108,46 @@ class CausalCache:
 
     # For the runner.
 
+    def check_room(self, batch: Batch) -> None:
+        n_free = self.cells.n_free
+        if batch.n_tokens <= n_free or not self.forgets:
+            room = n_free
+        else:
+            going = (self._going(s, int(batch.positions[b])) for s, b, _ in runs(batch.sequences))
+            room = n_free + sum(len(self.cells.cells_of(s, 0, end)) for s, end in going)
+        if batch.n_tokens > room:
+            raise CacheFull(batch.n_tokens, room)
+
+    def _going(self, sequence: int, position: int) -> tuple[int, int]:
+        return sequence, self.reach.kept_from(position) if self.forgets else 0
+
     def start_forward(self, batch: Batch) -> Hashable:
+        self.check_room(batch)
         groups = runs(batch.sequences)
-        if batch.n_tokens > self.cells.n_free:
-            self.cells.place(0, batch.positions)  # raises, with the numbers
+        for sequence, row, _ in groups:
+            self._forget(sequence, int(batch.positions[row]))
         placed = [self.cells.place(s, batch.positions[b:e]) for s, b, e in groups]
         self._rows = placed[0] if len(placed) == 1 else np.concatenate(placed)
         self._batch = batch
-        self._views = tuple(self._plan(groups))
+        firsts = [int(self.reach.first(int(batch.positions[row]))) for _, row, _ in groups]
+        ranges = [Range(b, e, *self.cells.range_from(s, first)) for (s, b, e), first in zip(groups, firsts, strict=True)]
+        self._views = tuple(plan(ranges, self.cells.n_cells))
         return self._views
+
+    def _forget(self, sequence: int, position: int) -> None:
+        """Drop what neither the row at this position nor a later one sees."""
+        if not self.forgets:
+            return
+        assert position == self.length(sequence), f"sequence {sequence} goes on at {self.length(sequence)}, not at {position}"
+        end = self.reach.kept_from(position)
+        if self.cells.firsts[sequence] < end:
+            self.cells.remove(sequence, 0, end)
 
     def start_reserve(self, n_tokens: int) -> Hashable:
         self._rows = np.arange(n_tokens)
         self._batch = None
         self._views = (View(0, n_tokens, 1, 0, 0, self.cells.home_cells),)
         return self._views
-
-    def _plan(self, groups: list[tuple[int, int, int]]) -> list[View]:
-        views: list[View] = []
-        lengths: list[int] = []
-        for sequence, row, end in groups:
-            begin = int(self.cells.begins[sequence]) // PADDING * PADDING
-            length = padded(int(self.cells.ends[sequence]) - begin, PADDING)
-            merged = self._merge(views[-1], lengths, begin, length, end - row) if views else None
-            if merged:
-                views[-1] = merged
-                lengths.append(length)
-            else:
-                views.append(View(row, end - row, 1, begin, 0, length))
-                lengths = [length]
-        return views
-
-    def _merge(self, view: View, lengths: list[int], begin: int, length: int, n_rows: int) -> View | None:
-        """The view with one sequence more, if that keeps its distances equal and wastes little."""
-        n = view.n_sequences + 1
-        stride = begin - (view.begin + (n - 2) * view.stride)
-        longest = max(view.n_cells, length)
-        fits = begin + longest <= self.cells.n_cells
-        is_even = stride > 0 and (n == 2 or stride == view.stride)
-        waste = 1 - (sum(lengths) + length) / (longest * n)
-        if n_rows != view.n_rows or not is_even or not fits or waste > MAX_WASTE:
-            return None
-        return View(view.row, n_rows, n, view.begin, stride, longest)
 
     def make_inputs(self, ctx: Context) -> None:
         self._row_input = ctx.input(DType.I64, len(self._rows))
@@ -174,7 +163,7 @@ class CausalCache:
     def _mask(self, view: View, batch: Batch) -> npt.NDArray[np.float16]:
         """0 where a row sees a cell, -inf elsewhere: [n_sequences, n_rows, n_cells] in numpy's order."""
         rows = slice(view.row, view.row + view.n_sequences * view.n_rows)
-        wanted = batch.positions[rows].reshape(view.n_sequences, view.n_rows)
+        wanted = batch.positions[rows].reshape(view.n_sequences, view.n_rows, 1)
         if view.n_sequences == 1:
             cells: slice | npt.NDArray[np.int64] = slice(view.begin, view.begin + view.n_cells)
             members = self.cells.members[batch.sequences[view.row], cells][None]
@@ -185,16 +174,32 @@ class CausalCache:
             members = self.cells.members[batch.sequences[rows][:: view.n_rows, None], cells]
             positions = self.cells.positions[cells]
         # A position that no row can reach stands for what the sequence does not own.
-        reach = np.where(members, positions, np.int32(END))
-        seen = reach[:, None, :] <= wanted[:, :, None]
+        held = np.where(members, positions, np.int32(END))[:, None, :]
+        seen = held <= wanted
+        if self.reach.is_bounded:
+            seen &= held >= self.reach.first(wanted)
+        for begin, end in batch.spans:
+            self._show_span(seen, view, begin, end)
         return np.where(seen, np.float16(0), np.float16(-np.inf))
+
+    def _show_span(self, seen: npt.NDArray[np.bool_], view: View, begin: int, end: int) -> None:
+        """Let the rows [begin, end) see each other, whatever their positions."""
+        index, first = divmod(begin - view.row, view.n_rows)
+        if 0 <= index < view.n_sequences:
+            cells = self._rows[begin:end] - (view.begin + index * view.stride)
+            seen[index, first : first + end - begin, cells] = True
+
+    # Sequences.
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """The rows are copied where that takes few copies, so that the target's range stays tight; else shared."""
         if source == target:
             return
         self.cells.remove(target, 0, END)
-        cells = self.cells.cells_of(source, 0, length)
+        length = min(length, self.length(source))
+        if not self.can_resume(source, length):
+            return
+        cells = self.cells.cells_of(source, self.reach.kept_from(length) if self.forgets else 0, length)
         if not len(cells):
             return
         try:
@@ -203,17 +208,18 @@ class CausalCache:
             self.cells.share(target, cells)
             return
         pieces = _pieces(cells, copies)
-        if len(pieces) <= MAX_COPIES:
-            self._copy(pieces)
+        if len(pieces) <= MAX_COPIES or self.forgets:
+            for i in range(0, len(pieces), MAX_COPIES):
+                self._copy(pieces[i : i + MAX_COPIES])
         else:
             self.cells.remove(target, 0, END)
             self.cells.share(target, cells)
 
     def _copy(self, pieces: list[tuple[int, int, int]]) -> None:
         ctx = self._backend.context(16 + 2 * 3 * len(self._pools) * MAX_COPIES)
-        for pools, n_heads in zip(self._pools, self._n_kv_heads, strict=True):
+        for layer, pools in self._pools.items():
             for pool, dim in zip(pools, self._dims, strict=True):
-                width = dim * n_heads
+                width = dim * self._n_kv_heads[layer]
                 cell_bytes = row_bytes(self._dtype, width)
                 for begin, copy, count in pieces:
                     rows, target = (ctx.use(pool).view((width, count), (cell_bytes,), c * cell_bytes) for c in (begin, copy))
@@ -222,18 +228,35 @@ class CausalCache:
         ctx.close()
 
     def can_resume(self, sequence: int, position: int) -> bool:
-        return position <= self.length(sequence)
+        if position <= 0 or not self.forgets:
+            return position <= self.length(sequence)
+        first = min(self.reach.first(position), position - 1)
+        return position <= self.length(sequence) and bool(self.cells.firsts[sequence] <= max(first, 0))
+
+    def prepare_restore(self, sequence: int, position: int) -> int:
+        position = min(position, self.length(sequence))
+        return position if self.can_resume(sequence, position) else 0
 
     def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
-        length = self.length(sequence)
-        if end is None or end >= length:
-            self.cells.remove(sequence, begin, END)
-        elif begin < end:
+        if end is not None and begin < end < self.length(sequence):
             self._remove_middle(sequence, begin, end)
+        elif end is None or begin < end:
+            self.cells.remove(sequence, begin if self.can_resume(sequence, min(begin, self.length(sequence))) else 0, END)
 
-    def _remove_middle(self, sequence: int, begin: int, end: int) -> None:
+    def check_remove(self, sequence: int, begin: int, end: int) -> None:
+        length = self.length(sequence)
+        if end >= length or begin >= end:
+            return
         if self._shift is None or self.cells.is_shared(sequence, end):
             raise NotSupported("cached positions cannot be moved: the tokens after a removed range are computed again")
+        if self.forgets:
+            # What the next row will see: positions that stay, or that come from behind the removed range.
+            first = max(self.reach.first(length - (end - begin)), 0)
+            if self.cells.firsts[sequence] > (first if first < begin else first + end - begin):
+                raise NotSupported("the tokens before the removed range are no longer cached: they are computed again")
+
+    def _remove_middle(self, sequence: int, begin: int, end: int) -> None:
+        self.check_remove(sequence, begin, end)
         self.cells.remove(sequence, begin, end)
         self.cells.shift(sequence, end, begin - end)
         moved = self.cells.cells_of(sequence, begin, END)
@@ -250,21 +273,34 @@ class CausalCache:
         assert self._shift is not None
         ctx = self._backend.context(16 + 8 * len(self._pools))
         turns = ctx.input(DType.I32, len(changes))
-        for i, ((pool, _), n_heads) in enumerate(zip(self._pools, self._n_kv_heads, strict=True)):
-            dim = self._dims[0]
+        for layer, (pool, _) in self._pools.items():
+            n_heads, dim = self._n_kv_heads[layer], self._dims[0]
             strides = (row_bytes(self._dtype, dim), row_bytes(self._dtype, dim * n_heads))
             keys = ctx.use(pool).view((dim, n_heads, len(changes)), strides, first * strides[1])
             plain = keys if self._dtype is DType.F16 else keys.cast(DType.F32)
-            ctx.forward(self._shift(i, plain, turns).copy_to(keys))
+            ctx.forward(self._shift(layer, plain, turns).copy_to(keys))
         ctx.set(turns, changes)
         ctx.compute()
         ctx.close()
 
     def length(self, sequence: int) -> int:
-        return int(self.cells.lengths[sequence])
+        return int(self.cells.nexts[sequence])
+
+    @property
+    def n_free(self) -> int:
+        return self.cells.n_free
 
     def check_integrity(self) -> None:
         self.cells.check_integrity()
+        for sequence in range(self.limits.max_sequences) if self.forgets else ():
+            n_held = int(self.cells.lengths[sequence])
+            assert n_held == self.cells.nexts[sequence] - self.cells.firsts[sequence], f"sequence {sequence} has gaps"
+            assert self.can_resume(sequence, self.length(sequence)), f"sequence {sequence} holds less than its window"
+            assert n_held <= self.cells.home_cells, f"sequence {sequence} holds more than its home"
+            home = sequence * self.cells.home_cells
+            begin, end = int(self.cells.begins[sequence]), int(self.cells.ends[sequence])
+            is_home = home <= begin and end <= home + self.cells.home_cells
+            assert not n_held or is_home, f"sequence {sequence} lies outside its home"
 
 
 def _pieces(cells: npt.NDArray[np.int64], copies: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:

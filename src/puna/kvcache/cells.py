@@ -13,6 +13,7 @@ import numpy.typing as npt
 from puna.errors import PunaError
 
 FREE = -1
+END = 2**31 - 1  # after every position
 
 
 class CacheFull(PunaError):
@@ -32,10 +33,13 @@ class Cells:
         self.positions = np.full(n_cells, FREE, np.int32)
         self.members = np.zeros((max_sequences, n_cells), np.bool_)
         self.n_owners = np.zeros(n_cells, np.int16)
-        # Of each sequence: the tightest [begin, end) that holds all its cells, and how many those are.
+        # Of each sequence: the tightest [begin, end) that holds all its cells, how many those are, and the tightest
+        # [first, next) that holds their positions.
         self.begins = np.zeros(max_sequences, np.int64)
         self.ends = np.zeros(max_sequences, np.int64)
         self.lengths = np.zeros(max_sequences, np.int64)
+        self.firsts = np.zeros(max_sequences, np.int64)
+        self.nexts = np.zeros(max_sequences, np.int64)
 
     @property
     def n_free(self) -> int:
@@ -50,10 +54,10 @@ class Cells:
         self.positions[chosen] = positions
         self.members[sequence, chosen] = True
         self.n_owners[chosen] = 1
-        low, high = int(chosen.min()), int(chosen.max()) + 1
+        bounds = (int(chosen[0]), int(chosen[-1]) + 1, int(positions.min()), int(positions.max()) + 1)
         if self.lengths[sequence]:
-            low, high = min(low, int(self.begins[sequence])), max(high, int(self.ends[sequence]))
-        self.begins[sequence], self.ends[sequence] = low, high
+            bounds = _hull(bounds, (self.begins[sequence], self.ends[sequence], self.firsts[sequence], self.nexts[sequence]))
+        self.begins[sequence], self.ends[sequence], self.firsts[sequence], self.nexts[sequence] = bounds
         self.lengths[sequence] += len(chosen)
         return chosen
 
@@ -66,49 +70,68 @@ class Cells:
         is_at_home = home <= begin and end <= home + self.home_cells
         if is_at_home and not has_holes and not self.n_owners[begin:end].any():
             return np.arange(begin, end)
+        at_home = home + np.flatnonzero(self.n_owners[home : home + self.home_cells] == 0)
+        if len(at_home) >= count:
+            return at_home[:count]
         free = np.flatnonzero(self.n_owners == 0)
         if len(free) < count:
             raise CacheFull(count, len(free))
-        # Own home first, in order; then whatever lies nearest to it.
-        at_home = (free >= home) & (free < home + self.home_cells)
-        distance = np.where(at_home, -1, np.abs(free - begin))
+        # All of the own home; then whatever lies nearest.
+        is_own = (free >= home) & (free < home + self.home_cells)
+        distance = np.where(is_own, -1, np.abs(free - begin))
         order = np.argsort(distance, kind="stable")
         return np.sort(free[order[:count]])
 
     def remove(self, sequence: int, begin: int, end: int) -> None:
         """The sequence gives up the positions in [begin, end); a cell that nobody sees any more is free."""
-        mine = self.members[sequence]
-        gone = mine & (self.positions >= begin) & (self.positions < end)
+        gone = self._mine(sequence, begin, end)
         self.members[sequence, gone] = False
         self.n_owners[gone] -= 1
-        self.positions[gone & (self.n_owners == 0)] = FREE
-        self._measure(sequence)
+        self.positions[gone[self.n_owners[gone] == 0]] = FREE
+        self._measure(sequence, int(self.begins[sequence]), int(self.ends[sequence]))
 
     def share(self, target: int, cells: npt.NDArray[np.int64]) -> None:
         """The target sees these cells of another sequence too."""
         self.n_owners[cells] += ~self.members[target, cells]
         self.members[target, cells] = True
-        self._measure(target)
+        self._measure(target, 0, self.n_cells)
 
     def shift(self, sequence: int, begin: int, delta: int) -> None:
         """Positions from *begin* on change by delta. The cells must not be shared."""
-        moved = self.members[sequence] & (self.positions >= begin)
-        self.positions[moved] += delta
+        self.positions[self._mine(sequence, begin, END)] += delta
+        self._measure(sequence, int(self.begins[sequence]), int(self.ends[sequence]))
 
     def is_shared(self, sequence: int, begin: int) -> bool:
         """Whether any cell at position *begin* or later belongs to another sequence too."""
-        return bool((self.members[sequence] & (self.positions >= begin) & (self.n_owners > 1)).any())
+        return bool((self.n_owners[self._mine(sequence, begin, END)] > 1).any())
 
     def cells_of(self, sequence: int, begin: int, end: int) -> npt.NDArray[np.int64]:
         """The cells of positions [begin, end), in the order of the positions."""
-        found = np.flatnonzero(self.members[sequence] & (self.positions >= begin) & (self.positions < end))
+        found = self._mine(sequence, begin, end)
         return found[np.argsort(self.positions[found], kind="stable")]
 
-    def _measure(self, sequence: int) -> None:
-        mine = np.flatnonzero(self.members[sequence])
+    def range_from(self, sequence: int, position: int) -> tuple[int, int]:
+        """The tightest [begin, end) that holds the sequence's cells at this position and later ones."""
+        if position <= self.firsts[sequence]:
+            return int(self.begins[sequence]), int(self.ends[sequence])
+        found = self._mine(sequence, position, END)
+        return int(found[0]), int(found[-1]) + 1
+
+    def _mine(self, sequence: int, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """The cells of positions [begin, end), in the order of the cells."""
+        low, high = int(self.begins[sequence]), int(self.ends[sequence])
+        positions = self.positions[low:high]
+        return low + np.flatnonzero(self.members[sequence, low:high] & (positions >= begin) & (positions < end))
+
+    def _measure(self, sequence: int, low: int, high: int) -> None:
+        """Take the bounds again, of a sequence whose cells all lie in [low, high)."""
+        mine = low + np.flatnonzero(self.members[sequence, low:high])
+        positions = self.positions[mine]
         self.lengths[sequence] = len(mine)
         self.begins[sequence] = mine[0] if len(mine) else 0
         self.ends[sequence] = mine[-1] + 1 if len(mine) else 0
+        self.firsts[sequence] = positions.min() if len(mine) else 0
+        self.nexts[sequence] = positions.max() + 1 if len(mine) else 0
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the arrays contradict each other: a bug here, never the caller's fault."""
@@ -120,7 +143,14 @@ class Cells:
             if len(mine):
                 assert self.begins[sequence] == mine[0], f"begin of sequence {sequence}"
                 assert self.ends[sequence] == mine[-1] + 1, f"end of sequence {sequence}"
-                assert len(np.unique(self.positions[mine])) == len(mine), f"sequence {sequence} has a position twice"
+                positions = self.positions[mine]
+                assert len(np.unique(positions)) == len(mine), f"sequence {sequence} has a position twice"
+                assert self.firsts[sequence] == positions.min(), f"first position of sequence {sequence}"
+                assert self.nexts[sequence] == positions.max() + 1, f"last position of sequence {sequence}"
+
+
+def _hull(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    return min(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), max(a[3], b[3])
 
 
 def padded(value: int, multiple: int) -> int:

@@ -1,0 +1,325 @@
+"""Caches that forget: sliding windows and chunks.
+
+Where a test follows a scenario of an older engine whose window W showed a row W + 1 keys, its window is one larger here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from puna.kvcache.batch import batch
+from puna.kvcache.cache import Limits, resume_point
+from puna.kvcache.causal import CausalCache, NotSupported
+from puna.kvcache.reach import Reach
+from puna.kvcache.views import PADDING
+from tests.unit.kvcache.numpy_backend import ArrayBackend
+from tests.unit.kvcache.steps import DIM, HEADS, step
+
+LONG = 100_000  # a context that no home could hold
+
+
+def make(reach: Reach, n_ctx: int = LONG, n_sequences: int = 2, n_batch: int = 16, shift: Any = None) -> CausalCache:
+    backend: Any = ArrayBackend()
+    limits = Limits(n_sequences, n_ctx, n_batch)
+    return CausalCache(
+        backend,
+        limits,
+        n_kv_heads=[HEADS],
+        head_dim_k=DIM,
+        head_dim_v=DIM,
+        reach=reach,
+        shift=shift or (lambda _, keys, __: keys),
+    )
+
+
+def rows(sequence: int, begin: int, end: int) -> list[tuple[int, int]]:
+    return [(sequence, p) for p in range(begin, end)]
+
+
+def positions(seen: list[dict[int, float]]) -> list[list[int]]:
+    return [sorted(s) for s in seen]
+
+
+def fill(cache: CausalCache, sequence: int, begin: int, end: int) -> None:
+    for start in range(begin, end, cache.limits.n_batch):
+        step(cache, rows(sequence, start, min(start + cache.limits.n_batch, end)))
+
+
+def test_a_window_of_two_shows_the_row_and_the_one_before() -> None:
+    cache = make(Reach(window=2))
+    assert positions(step(cache, rows(0, 0, 4))) == [[0], [0, 1], [1, 2], [2, 3]]
+    assert positions(step(cache, rows(0, 4, 6))) == [[3, 4], [4, 5]]
+
+
+def test_a_window_of_one_shows_the_row_alone() -> None:
+    cache = make(Reach(window=1))
+    assert positions(step(cache, rows(0, 0, 3))) == [[0], [1], [2]]
+    assert positions(step(cache, rows(0, 3, 4))) == [[3]]
+
+
+def test_windows_of_sequences_in_separate_batches() -> None:
+    cache = make(Reach(window=2), n_batch=2)
+    assert step(cache, rows(0, 0, 2)) == [{0: 0}, {0: 0, 1: 1}]
+    assert step(cache, rows(0, 2, 4)) == [{1: 1, 2: 2}, {2: 2, 3: 3}]
+    assert step(cache, rows(1, 0, 2)) == [{0: 1000}, {0: 1000, 1: 1001}]
+    assert step(cache, rows(1, 2, 4)) == [{1: 1001, 2: 1002}, {2: 1002, 3: 1003}]
+    assert step(cache, rows(0, 4, 6)) == [{3: 3, 4: 4}, {4: 4, 5: 5}]
+
+
+def test_memory_behind_the_window_is_kept_and_not_shown() -> None:
+    cache = make(Reach(window=2, memory=5))
+    assert positions(step(cache, rows(0, 0, 4))) == [[0], [0, 1], [1, 2], [2, 3]]
+    assert positions(step(cache, rows(0, 4, 8))) == [[3, 4], [4, 5], [5, 6], [6, 7]]
+    step(cache, rows(0, 8, 9))
+    assert cache.cells.firsts[0] == 3
+    assert [cache.can_resume(0, p) for p in (3, 4, 9)] == [False, True, True]
+
+
+def test_chunks_show_what_is_not_before_their_begin() -> None:
+    cache = make(Reach(chunk=2))
+    assert positions(step(cache, rows(0, 0, 4))) == [[0], [0, 1], [2], [2, 3]]
+    assert positions(step(cache, rows(0, 4, 7))) == [[4], [4, 5], [6]]
+    assert positions(step(cache, rows(0, 7, 9))) == [[6, 7], [8]]
+
+
+def test_resuming_needs_the_window_at_that_point() -> None:
+    cache = make(Reach(window=5))
+    step(cache, rows(0, 0, 5))
+    assert [cache.can_resume(0, p) for p in range(7)] == [True] * 6 + [False]
+    step(cache, rows(0, 5, 6))
+    # Position 0 can always be computed again; 5 keys and one token back are kept.
+    assert [cache.can_resume(0, p) for p in range(8)] == [True] * 7 + [False]
+    step(cache, rows(0, 6, 7))
+    step(cache, rows(0, 7, 8))
+    assert [cache.can_resume(0, p) for p in range(9)] == [True, *[False] * 5, True, True, True]
+    assert [resume_point(cache, 0, p) for p in (3, 6, 8, 20)] == [0, 6, 8, 8]
+
+
+def test_resuming_a_chunk() -> None:
+    cache = make(Reach(chunk=4), n_batch=3)
+    fill(cache, 0, 0, 10)
+    step(cache, rows(0, 10, 11))
+    assert cache.cells.firsts[0] == 8
+    assert [cache.can_resume(0, p) for p in (0, 7, 8, 9, 11)] == [True, False, False, True, True]
+
+
+def test_going_on_after_a_resume_sees_the_same_window() -> None:
+    cache = make(Reach(window=8))
+    fill(cache, 0, 0, 50)
+    assert resume_point(cache, 0, 46) == 0
+    assert resume_point(cache, 0, 47) == 47
+    cache.remove(0, 47)
+    assert step(cache, rows(0, 47, 49), [1.0, 2.0]) == [
+        {**{p: float(p) for p in range(40, 47)}, 47: 1.0},
+        {**{p: float(p) for p in range(41, 47)}, 47: 1.0, 48: 2.0},
+    ]
+
+
+def test_a_point_whose_window_is_gone_leaves_nothing() -> None:
+    cache = make(Reach(window=8))
+    fill(cache, 0, 0, 100)
+    cache.remove(0, 50)
+    assert cache.length(0) == 0
+    assert cache.cells.n_free == cache.cells.n_cells
+    assert step(cache, rows(0, 0, 1)) == [{0: 0.0}]
+
+
+def test_only_window_and_batch_are_stored() -> None:
+    cache = make(Reach(window=100), n_sequences=3, n_batch=16)
+    assert cache.cells.n_cells == 3 * PADDING
+    for s in range(3):
+        fill(cache, s, 0, 1000)
+        assert cache.cells.lengths[s] <= 100 + 16
+    cache.check_integrity()
+
+
+def test_a_context_that_fits_is_kept_whole() -> None:
+    cache = make(Reach(window=100), n_ctx=110, n_batch=16)
+    fill(cache, 0, 0, 110)
+    assert cache.cells.lengths[0] == 110
+    assert cache.can_resume(0, 3)
+
+
+def test_idle_sequences_that_hold_a_whole_batch_leave_room_for_all_others() -> None:
+    """An older engine ran out of cells here: idle sequences kept the overhang of their last batch in a common pool."""
+    cache = make(Reach(window=200), n_sequences=6, n_batch=56)
+    assert cache.cells.n_cells == 6 * PADDING
+    for _ in range(3):
+        for s in range(6):
+            begin = cache.length(s)
+            for start in range(begin, begin + 560, 56):
+                seen = step(cache, rows(s, start, start + 56))
+                assert len(seen[-1]) == min(start + 56, 200)
+        cache.check_integrity()
+    step(cache, [(s, cache.length(s)) for s in range(6)])
+    assert len(cache._views) == 1
+
+
+def test_decoding_reads_the_window_and_not_the_home() -> None:
+    cache = make(Reach(window=64), n_batch=1024)
+    step(cache, rows(0, 0, 1024))
+    for p in range(1024, 1400):
+        step(cache, rows(0, p, p + 1))
+    assert cache.cells.home_cells == 1280
+    assert cache._views[0].n_cells == PADDING
+
+
+def test_rows_of_a_span_see_each_other() -> None:
+    cache = make(Reach())
+    step(cache, [*rows(0, 0, 2), *rows(1, 0, 3)])
+    seen = step(cache, [*rows(0, 2, 7), *rows(1, 3, 8)], spans=[(1, 4), (5, 7)])
+    assert positions(seen[:5]) == [[0, 1, 2], *[[0, 1, 2, 3, 4, 5]] * 3, list(range(7))]
+    assert positions(seen[5:]) == [*[[0, 1, 2, 3, 4]] * 2, *[list(range(n)) for n in (6, 7, 8)]]
+    assert len(cache._views) == 1
+
+
+def test_a_span_is_whole_even_where_it_is_wider_than_the_window() -> None:
+    cache = make(Reach(window=2))
+    step(cache, rows(0, 0, 3))
+    assert positions(step(cache, rows(0, 3, 8), spans=[(1, 4)])) == [[2, 3], [3, 4, 5, 6], [4, 5, 6], [4, 5, 6], [6, 7]]
+
+
+def test_spans_last_one_step() -> None:
+    cache = make(Reach())
+    step(cache, rows(0, 0, 4), spans=[(0, 4)])
+    assert positions(step(cache, rows(0, 4, 6))) == [list(range(5)), list(range(6))]
+
+
+def test_a_copied_prefix_holds_the_window() -> None:
+    cache = make(Reach(window=20))
+    fill(cache, 0, 0, 100)
+    cache.copy_prefix(0, 1, 95)
+    assert cache.length(1) == 95
+    assert cache.can_resume(1, 95)
+    seen = step(cache, [(0, 100), (1, 95)], [1.0, 2.0])
+    assert seen == [{**{p: float(p) for p in range(81, 100)}, 100: 1.0}, {**{p: float(p) for p in range(76, 95)}, 95: 2.0}]
+    cache.check_integrity()
+
+
+def test_a_prefix_whose_window_is_gone_is_not_copied_and_the_target_is_empty() -> None:
+    cache = make(Reach(window=20))
+    fill(cache, 0, 0, 100)
+    fill(cache, 1, 0, 30)
+    cache.copy_prefix(0, 1, 50)
+    assert cache.length(1) == 0
+    assert resume_point(cache, 1, 50) == 0
+
+
+def test_a_middle_long_forgotten_is_removed_by_moving_what_is_left() -> None:
+    cache = make(Reach(window=20))
+    fill(cache, 0, 0, 100)
+    cache.remove(0, 4, 44)
+    assert cache.length(0) == 60
+    seen = step(cache, rows(0, 60, 61), [7.0])
+    assert seen == [{**{p: p + 40.0 for p in range(41, 60)}, 60: 7.0}]
+    cache.check_integrity()
+
+
+def test_a_middle_within_the_window_is_removed_when_what_moves_into_it_is_stored() -> None:
+    cache = make(Reach(window=20), n_batch=40)
+    fill(cache, 0, 0, 40)
+    cache.remove(0, 30, 35)
+    assert step(cache, rows(0, 35, 36), [7.0]) == [{**{p: float(p + (5 if p >= 30 else 0)) for p in range(16, 35)}, 35: 7.0}]
+
+
+def test_a_removal_that_pulls_forgotten_tokens_into_the_window_is_refused_and_changes_nothing() -> None:
+    cache = make(Reach(window=20))
+    fill(cache, 0, 0, 100)
+    first = int(cache.cells.firsts[0])
+    with pytest.raises(NotSupported, match="no longer cached"):
+        cache.remove(0, first - 5, 95)
+    assert cache.length(0) == 100
+    assert cache.cells.firsts[0] == first
+    assert step(cache, rows(0, 100, 101)) == [{p: float(p) for p in range(81, 101)}]
+
+
+def test_a_sequence_never_goes_on_where_its_window_ends() -> None:
+    cache = make(Reach(window=20))
+    fill(cache, 0, 0, 100)
+    with pytest.raises(AssertionError, match="goes on at 100"):
+        cache.start_forward(batch([0], [101], [0], []))
+
+
+@pytest.mark.parametrize("bad", [{"window": -1}, {"window": 4, "chunk": 4}, {"memory": -2}])
+def test_impossible_reaches(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="no way to look back"):
+        Reach(**bad)
+
+
+class Forgetful(RuleBasedStateMachine):
+    """Any operations in any order, against a dictionary that forgets nothing.
+
+    What a row sees is never less than its window of the dictionary, and what the cache promises to resume, it can.
+    """
+
+    @initialize(reach=st.sampled_from([Reach(window=1), Reach(window=30), Reach(window=7, memory=90), Reach(chunk=50), Reach()]))
+    def start(self, reach: Reach) -> None:
+        self.reach = reach
+        self.cache = make(reach, n_ctx=2000, n_sequences=3, n_batch=220)
+        self.held: list[dict[int, float]] = [{} for _ in range(3)]
+        self.next_value = 0.0
+
+    @rule(counts=st.lists(st.integers(0, 70), min_size=3, max_size=3), span=st.booleans())
+    def forward(self, counts: list[int], span: bool) -> None:
+        wanted = [(s, len(self.held[s]) + i) for s, n in enumerate(counts) for i in range(n)]
+        if not wanted or any(len(h) + n > 2000 for h, n in zip(self.held, counts, strict=True)):
+            return
+        values = [self.next_value + i for i in range(len(wanted))]
+        self.next_value += len(wanted)
+        spans = [(0, counts[0] // 2)] if span and counts[0] > 1 else []
+        seen = step(self.cache, wanted, values, spans)
+        for (s, p), value in zip(wanted, values, strict=True):
+            self.held[s][p] = value
+        for row, ((s, p), found) in enumerate(zip(wanted, seen, strict=True)):
+            first = max(int(self.reach.first(p)), 0)
+            visible = {k: self.held[s][k] for k in range(first, p + 1)}
+            if spans and row < spans[0][1]:
+                visible |= {k: self.held[s][k] for _, k in wanted[: spans[0][1]]}
+            assert {k: round(v) for k, v in found.items()} == visible
+
+    @rule(s=st.integers(0, 2), share=st.floats(0, 1), asks=st.booleans())
+    def remove_tail(self, s: int, share: float, asks: bool) -> None:
+        begin = round(share * len(self.held[s]))
+        point = resume_point(self.cache, s, begin)
+        assert point in (0, begin)
+        assert self.cache.can_resume(s, begin) == (point == begin)
+        self.cache.remove(s, point if asks else begin)
+        self.held[s] = {p: v for p, v in self.held[s].items() if p < point}
+
+    @rule(source=st.integers(0, 2), to=st.integers(0, 2), share=st.floats(0, 1))
+    def copy(self, source: int, to: int, share: float) -> None:
+        length = round(share * len(self.held[source]))
+        point = resume_point(self.cache, source, length)
+        self.cache.copy_prefix(source, to, length)
+        if source != to:
+            self.held[to] = {p: v for p, v in self.held[source].items() if p < point}
+
+    @precondition(lambda self: not self.reach.chunk)
+    @rule(s=st.integers(0, 2), a=st.floats(0, 1), b=st.floats(0, 1))
+    def remove_middle(self, s: int, a: float, b: float) -> None:
+        length = len(self.held[s])
+        begin, end = sorted((round(a * length), round(b * length)))
+        if not begin < end < length:
+            return
+        try:
+            self.cache.remove(s, begin, end)
+        except NotSupported:
+            return
+        kept = [v for p, v in sorted(self.held[s].items()) if not begin <= p < end]
+        self.held[s] = dict(enumerate(kept))
+
+    @invariant()
+    def is_sound(self) -> None:
+        if hasattr(self, "cache"):
+            self.cache.check_integrity()
+            assert [self.cache.length(s) for s in range(3)] == [len(h) for h in self.held]
+            assert all(self.cache.can_resume(s, len(h)) for s, h in enumerate(self.held))
+
+
+TestForgetful = Forgetful.TestCase
+TestForgetful.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
