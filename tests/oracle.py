@@ -26,6 +26,7 @@ class Oracle:
         n_batch: int = 512,
         n_threads: int = 2,
         cache_type: int = TYPE_F16,
+        embeddings: bool = False,
     ) -> None:
         self.lib = llama()
         params = self.lib.llama_model_default_params()
@@ -38,6 +39,7 @@ class Oracle:
         c.flash_attn_type = FLASH_ATTN_AUTO
         c.type_k = c.type_v = cache_type
         c.no_perf = True
+        c.embeddings = embeddings
         self.ctx = self.lib.llama_init_from_model(self.model, c)
         assert self.ctx, "libllama could not make a context"
         self.vocab = self.lib.llama_model_get_vocab(self.model)
@@ -61,6 +63,22 @@ class Oracle:
         address = self.lib.llama_get_logits_ith(self.ctx, index)
         floats = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(floats, (self.n_vocab,)).copy()
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
+        """The pooled vectors of texts given as tokens, all in one batch: [n_texts, width]; made with embeddings=True."""
+        b = self._batch
+        rows = [(token, position, i) for i, text in enumerate(texts) for position, token in enumerate(text)]
+        b.n_tokens = len(rows)
+        for row, (token, position, sequence) in enumerate(rows):
+            b.token[row], b.pos[row], b.n_seq_id[row], b.logits[row] = token, position, 1, True
+            b.seq_id[row][0] = sequence
+        has_cache = bool(self.lib.llama_get_memory(self.ctx))
+        status = (self.lib.llama_decode if has_cache else self.lib.llama_encode)(self.ctx, b)
+        assert status == 0, f"libllama could not compute the batch: {status}"
+        width = self.lib.llama_model_n_embd(self.model)
+        pointers = [self.lib.llama_get_embeddings_seq(self.ctx, i) for i in range(len(texts))]
+        floats = [ctypes.cast(address, ctypes.POINTER(ctypes.c_float)) for address in pointers]
+        return np.stack([np.ctypeslib.as_array(f, (width,)).copy() for f in floats])
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The likeliest continuation, end tokens included as any other."""

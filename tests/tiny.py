@@ -149,6 +149,23 @@ def spm_vocabulary(pre: str = "default", n_merges: int = 120) -> Vocabulary:
 
 
 @functools.cache
+def wordpiece_vocabulary(n_merges: int = 120) -> Vocabulary:
+    """The special tokens of BERT, pieces that begin a word (``▁the``), and pieces that go on."""
+    words = [tuple("▁" + word.lower()) for word in CORPUS.split()]
+    pieces = list(dict.fromkeys(a + b for a, b in _train_merges(words, n_merges)))
+    letters = sorted({character for word in words for character in word[1:]} | set(".,!?'-0123456789"))
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokens = [*specials, *dict.fromkeys([*pieces, *letters, *("▁" + letter for letter in letters)])]
+    return Vocabulary(
+        model="bert",
+        pre="default",
+        tokens=[token.encode() for token in tokens],
+        kinds=[CONTROL, UNKNOWN, CONTROL, CONTROL, CONTROL] + [NORMAL] * (len(tokens) - len(specials)),
+        specials={"padding": 0, "unknown": 1, "cls": 2, "bos": 2, "seperator": 3, "eos": 3, "mask": 4},
+    )
+
+
+@functools.cache
 def ggml_base() -> ctypes.CDLL:
     spec = importlib.util.find_spec("llama_cpp")
     assert spec is not None
@@ -280,5 +297,68 @@ def write_llama(
     if rope_freqs:
         factors = np.linspace(1.0, 8.0, head_dim // 2, dtype=np.float32)
         writer.add_tensor("rope_freqs.weight", factors)
+    writer.write(path)
+    return Path(path)
+
+
+def write_bert(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    n_layers: int = 3,
+    n_embd: int = 128,
+    n_heads: int = 4,
+    n_ff: int = 256,
+    n_ctx: int = 128,
+    pooling: int | None = 1,
+    dtype: str = "f32",
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """Write a sentence encoder; *pooling* is the number GGUF files use, None writes none."""
+    vocabulary = wordpiece_vocabulary()
+    writer = GGUFWriter("bert")
+    writer.add("general.name", f"tiny bert {dtype} seed {seed}")
+    numbers: dict[str, int] = {
+        "vocab_size": len(vocabulary.tokens),
+        "context_length": n_ctx,
+        "embedding_length": n_embd,
+        "block_count": n_layers,
+        "feed_forward_length": n_ff,
+        "attention.head_count": n_heads,
+    }
+    if pooling is not None:
+        numbers["pooling_type"] = pooling
+    for key, value in numbers.items():
+        writer.add(f"bert.{key}", value)
+    writer.add("bert.attention.layer_norm_epsilon", 1e-12)
+    writer.add("bert.attention.causal", False)
+    writer.add("tokenizer.ggml.token_type_count", 2)
+    vocabulary.add_to(writer)
+    for key, value in (metadata or {}).items():
+        writer.add(key, value)
+
+    weights = RandomWeights(writer, seed, TensorType.from_name(dtype))
+    plain = RandomWeights(writer, seed + 1, TensorType.F32)
+    weights.matrix("token_embd.weight", len(vocabulary.tokens), n_embd, std=1.0)
+    plain.matrix("position_embd.weight", n_ctx, n_embd, std=0.5)
+    plain.matrix("token_types.weight", 2, n_embd, std=0.5)
+
+    def norm(name: str) -> None:
+        weights.norm(f"{name}.weight", n_embd)
+        weights.bias(f"{name}.bias", n_embd)
+
+    norm("token_embd_norm")
+    for layer in range(n_layers):
+        prefix = f"blk.{layer}"
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            weights.matrix(
+                f"{prefix}.{name}.weight", n_embd, n_embd, std=(2.0 if name == "attn_output" else 1.0) / math.sqrt(n_embd)
+            )
+            weights.bias(f"{prefix}.{name}.bias", n_embd)
+        norm(f"{prefix}.attn_output_norm")
+        for name, n_out, n_in in (("ffn_up", n_ff, n_embd), ("ffn_down", n_embd, n_ff)):
+            weights.matrix(f"{prefix}.{name}.weight", n_out, n_in)
+            weights.bias(f"{prefix}.{name}.bias", n_out)
+        norm(f"{prefix}.layer_output_norm")
     writer.write(path)
     return Path(path)

@@ -9,6 +9,7 @@ Endpoints of a runner (all but /health and /metrics are POST):
 /health        –                     Health
 /load          LoadRequest           LoadReply
 /completion    CompletionRequest     lines of Piece, then exactly one Done or Failed
+/embedding     EmbeddingRequest      EmbeddingReply
 /tokenize      TokenizeRequest       Tokens
 /detokenize    Tokens                Text
 =============  ====================  =========================================================
@@ -84,6 +85,19 @@ class Failed(Message, tag_field="type", tag="failed"):
 
 
 CompletionReply = Piece | Done | Failed
+
+
+class EmbeddingRequest(Message):
+    inputs: list[str | list[int]]  # texts, or tokens, special ones included
+    truncate: bool = True  # False: an input that is too long is an error
+    normalize: bool = True  # to length 1
+    dimensions: int = 0  # above zero: only the first so many
+    request_id: str = ""
+
+
+class EmbeddingReply(Message):
+    embeddings: list[list[float]]  # in the order of the inputs
+    prompt_eval_count: int  # tokens of all inputs after truncation
 
 
 class TokenizeRequest(Message):

@@ -64,7 +64,13 @@ class Tensor(Protocol):
         """Write source F32 [k, m] to the rows named by indices I64 [m], converting; the result must enter the graph."""
 
     def rms_norm(self, eps: float) -> Self: ...
+    def norm(self, eps: float) -> Self:
+        """Each vector less its mean, over its standard deviation."""
+
     def silu(self) -> Self: ...
+    def gelu(self) -> Self:
+        """In the approximation by tanh."""
+
     def swiglu(self, up: Self) -> Self:
         """silu(self) * up"""
 

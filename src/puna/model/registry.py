@@ -10,6 +10,7 @@ from puna.ml.backend import Backend
 from puna.model.model import Model
 
 ARCHITECTURES: dict[str, str] = {
+    "bert": "puna.model.arch.bert:Bert",
     "llama": "puna.model.arch.llama:Llama",
 }
 

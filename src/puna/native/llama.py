@@ -109,6 +109,7 @@ SHORT = {
     "llama_context_default_params": "{llama_context_params} ",
     "llama_model_get_vocab": "p p",
     "llama_model_n_ctx_train": "i p",
+    "llama_model_n_embd": "i p",
     "llama_n_ctx": "u p",
     "llama_vocab_type": "i p",
     "llama_vocab_n_tokens": "i p",
@@ -127,6 +128,8 @@ SHORT = {
     "llama_memory_seq_add": "v piiii",
     "llama_memory_can_shift": "b p",
     "llama_get_logits_ith": "p pi",
+    "llama_get_embeddings_ith": "p pi",
+    "llama_get_embeddings_seq": "p pi",
 }
 
 LONG = {
@@ -139,6 +142,7 @@ LONG = {
     "llama_batch_init": "{llama_batch} iii",
     "llama_batch_free": "v {llama_batch}",
     "llama_decode": "i p{llama_batch}",
+    "llama_encode": "i p{llama_batch}",
     "llama_synchronize": "v p",
 }
 

@@ -35,3 +35,13 @@ class RMSNorm:
 
     def __call__(self, x: Tensor, eps: float) -> Tensor:
         return x.rms_norm(eps) * self.weight
+
+
+@dataclass
+class LayerNorm:
+    weight: Tensor = gguf("weight", use=Use.VECTOR)
+    bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True)
+
+    def __call__(self, x: Tensor, eps: float) -> Tensor:
+        y = x.norm(eps) * self.weight
+        return y if self.bias is None else y + self.bias

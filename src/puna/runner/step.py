@@ -35,7 +35,7 @@ class Forward:
         self._max_nodes = model.max_nodes(limits)
         self._limits = limits
         self._built: Built | None = None
-        self._logits = np.empty((0, model.n_vocab), np.float32)
+        self._values = np.empty(0, np.float32)
         self.n_builds = 0
 
     def reserve(self) -> None:
@@ -54,6 +54,8 @@ class Forward:
     def __call__(self, batch: Batch) -> npt.NDArray[np.float32] | None:
         """Logits [n_outputs, n_vocab], valid until the next call; None when the compute was aborted.
 
+        A model that embeds gives hidden states [n_outputs, n_embd].
+
         The batch's tokens stay in the cache either way.
         Errors: CacheFull; then nothing has changed. OutOfMemory.
         """
@@ -68,7 +70,7 @@ class Forward:
         self._cache.set_inputs(ctx)
         if not ctx.compute():
             return None
-        out = self._rows(batch.n_outputs)
+        out = self._rows(batch.n_outputs, built.logits.shape[0])
         ctx.get(built.logits, out)
         return out
 
@@ -87,10 +89,10 @@ class Forward:
         self.n_builds += 1
         return self._built
 
-    def _rows(self, count: int) -> npt.NDArray[np.float32]:
-        if len(self._logits) < count:
-            self._logits = np.empty((count, self._model.n_vocab), np.float32)
-        return self._logits[:count]
+    def _rows(self, count: int, width: int) -> npt.NDArray[np.float32]:
+        if self._values.size < count * width:
+            self._values = np.empty(count * width, np.float32)
+        return self._values[: count * width].reshape(count, width)
 
     def _drop(self) -> None:
         if self._built:

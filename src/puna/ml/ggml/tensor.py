@@ -50,8 +50,14 @@ class GGMLTensor:
     def rms_norm(self, eps: float) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_rms_norm(self.graph, self.address, eps), self.graph)
 
+    def norm(self, eps: float) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_norm(self.graph, self.address, eps), self.graph)
+
     def silu(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_silu(self.graph, self.address), self.graph)
+
+    def gelu(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_gelu(self.graph, self.address), self.graph)
 
     def swiglu(self, up: GGMLTensor) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_swiglu_split(self.graph, self.address, up.address), self.graph)

@@ -1,0 +1,38 @@
+"""How the hidden states of a text become one vector, as GGUF files state it, and which models compute such vectors."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal, Protocol, runtime_checkable
+
+from puna.errors import FileFormatError
+from puna.gguf.reader import GGUFFile
+
+
+class Pooling(IntEnum):
+    """The numbers are those of ``<arch>.pooling_type``."""
+
+    NONE = 0
+    MEAN = 1  # of all tokens
+    CLS = 2  # the first token
+    LAST = 3  # the last token
+    RANK = 4  # the first token, through a classifier: a score instead of a vector
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """A model whose tokens see the whole text: a text is computed in one step, and nothing of it is cached."""
+
+    sees_whole_text: Literal[True]
+
+
+def pooling_of(file: GGUFFile) -> Pooling:
+    """NONE when the file does not say: such a model generates text.
+
+    Errors: FileFormatError for a number without a meaning.
+    """
+    number = file.metadata.integer("pooling_type", 0)
+    try:
+        return Pooling(number)
+    except ValueError as error:
+        raise FileFormatError(f"{file.path}: pooling_type {number} is not known") from error
