@@ -146,6 +146,13 @@ class Runner:
     async def detokenize(self, tokens: list[int]) -> str:
         return (await self._ask("/detokenize", wire.Tokens(tokens=tokens), wire.Text, timeout_s=REQUEST_TIMEOUT_S)).content
 
+    async def embed(self, request: wire.EmbeddingRequest) -> wire.EmbeddingReply:
+        """Vectors of texts. Cancelling the caller cancels the work.
+
+        Errors: what the runner reports, as the error of its status; RunnerDied when the process ends.
+        """
+        return await self._ask("/embedding", request, wire.EmbeddingReply)
+
     async def complete(self, request: wire.CompletionRequest) -> AsyncGenerator[wire.CompletionReply, None]:
         """Pieces of the answer, then exactly one Done or Failed. Closing the iterator early cancels the request.
 

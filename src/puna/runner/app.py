@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,12 +20,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from puna.errors import BadRequest, NotFound, Overloaded, PunaError
+from puna.errors import BadRequest, NotFound, Overloaded, PunaError, UnsupportedModel
 from puna.runner.service import EngineService, Handle, NotLoaded
 from puna.wire import (
     CompletionReply,
     CompletionRequest,
     Done,
+    EmbeddingReply,
+    EmbeddingRequest,
     Failed,
     LoadRequest,
     Message,
@@ -44,6 +47,7 @@ MAX_QUEUED_CHARACTERS = 16 << 20  # text that waits for a reader who does not re
 _STATUS: tuple[tuple[type[PunaError], int], ...] = (
     (BadRequest, 400),
     (NotFound, 404),
+    (UnsupportedModel, 501),
     (NotLoaded, 503),
     (Overloaded, 503),
     (PunaError, 500),
@@ -186,9 +190,64 @@ class Completion:
             self._counters["failed" if was_refused or last is not None else "abandoned"] += 1
 
 
-async def _watch(receive: Receive, replies: Replies) -> None:
+class Embedding:
+    """POST /embedding: one reply, or none for a client that leaves before it is there."""
+
+    def __init__(self, service: EngineService, counters: Counter[str]) -> None:
+        self._service = service
+        self._counters = counters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        if body is None:
+            return
+        request = decode(EmbeddingRequest, body)
+        _require_ready(self._service)
+        self._counters["embedding_requests"] += 1
+        replied: asyncio.Future[EmbeddingReply | Failed] = asyncio.get_running_loop().create_future()
+        left = asyncio.create_task(_leaves(receive))
+        handle: Handle | None = None
+        try:
+            handle = await asyncio.to_thread(self._service.embed, request, _resolver(replied))
+            either: list[asyncio.Future[Any]] = [replied, left]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if replied.done():
+                await self._answer(replied.result(), send)
+        finally:
+            left.cancel()
+            if handle is not None and not replied.done():
+                handle.cancel()
+            replied.cancel()
+
+    async def _answer(self, reply: EmbeddingReply | Failed, send: Send) -> None:
+        if isinstance(reply, Failed):
+            await _send_error(send, reply.status if 400 <= reply.status < 600 else 500, reply.error)
+            return
+        self._counters["embedded_tokens"] += reply.prompt_eval_count
+        await send({"type": "http.response.start", "status": 200, "headers": _JSON})
+        await send({"type": "http.response.body", "body": encode(reply)})
+
+
+def _resolver(future: asyncio.Future[EmbeddingReply | Failed]) -> Callable[[EmbeddingReply | Failed], None]:
+    """What the engine's thread calls to resolve a future of this loop; nobody may be waiting any more."""
+    loop = asyncio.get_running_loop()
+
+    def resolve(reply: EmbeddingReply | Failed) -> None:
+        try:
+            loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(reply))
+        except RuntimeError:  # the event loop is closed: the process is ending, and nobody listens
+            log.debug("a reply came after the end of the event loop")
+
+    return resolve
+
+
+async def _leaves(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _watch(receive: Receive, replies: Replies) -> None:
+    await _leaves(receive)
     replies.abandon()
 
 
@@ -287,6 +346,7 @@ def make_app(service: EngineService) -> ASGIApp:
         Route("/metrics", metrics),
         Route("/load", load, methods=["POST"]),
         Route("/completion", Completion(service, counters), methods=["POST"]),
+        Route("/embedding", Embedding(service, counters), methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]

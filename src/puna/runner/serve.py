@@ -20,7 +20,16 @@ import uvicorn
 from puna.errors import LoadError, PunaError
 from puna.runner.app import make_app
 from puna.runner.service import EngineService, Handle, NotLoaded
-from puna.wire import CompletionReply, CompletionRequest, Health, LoadReply, LoadRequest
+from puna.wire import (
+    CompletionReply,
+    CompletionRequest,
+    EmbeddingReply,
+    EmbeddingRequest,
+    Failed,
+    Health,
+    LoadReply,
+    LoadRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +89,9 @@ class StartingEngine:
 
     def submit(self, request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> Handle:
         return self._get().submit(request, emit)
+
+    def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> Handle:
+        return self._get().embed(request, emit)
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         return self._get().tokenize(text, add_special)

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from puna.errors import PunaError
-from puna.wire import CompletionReply, CompletionRequest, Health, LoadReply, LoadRequest
+from puna.wire import (
+    CompletionReply,
+    CompletionRequest,
+    EmbeddingReply,
+    EmbeddingRequest,
+    Failed,
+    Health,
+    LoadReply,
+    LoadRequest,
+)
 
 
 class NotLoaded(PunaError):
@@ -23,7 +32,7 @@ class Handle(Protocol):
     """One submitted request."""
 
     def cancel(self) -> None:
-        """End the request soon with ``Done(reason="cancelled")``; any thread, any number of times, never blocks."""
+        """End the request soon, a completion with ``Done(reason="cancelled")``; any thread, any number of times, never blocks."""
 
 
 class EngineService(Protocol):
@@ -44,6 +53,12 @@ class EngineService(Protocol):
 
         Exactly one Done or Failed is emitted, last, whatever happens; none when this call raises.
         Errors: NotLoaded; BadRequest.
+        """
+
+    def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> Handle:
+        """Start computing vectors. emit is called once, whatever happens, as submit's is; not at all when this raises.
+
+        Errors: NotLoaded; BadRequest; UnsupportedModel when the model's hidden states are no embeddings.
         """
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:

@@ -14,9 +14,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from puna.errors import BadRequest, ContextOverflow
+from puna.errors import BadRequest, ContextOverflow, UnsupportedModel
 from puna.runner.service import Handle, NotLoaded
-from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Health, LoadReply, LoadRequest, Piece
+from puna.wire import (
+    CompletionReply,
+    CompletionRequest,
+    Done,
+    EmbeddingReply,
+    EmbeddingRequest,
+    Failed,
+    Health,
+    LoadReply,
+    LoadRequest,
+    Piece,
+)
 
 
 class FakeHandle:
@@ -83,6 +94,18 @@ class FakeEngine:
         handle = FakeHandle(request, emit)
         self.handles.append(handle)
         self._new.put(handle)
+        return handle
+
+    def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> Handle:
+        """A vector of two numbers per input, from a thread of its own; ``silent`` never replies."""
+        if "refuse" in request.inputs:
+            raise UnsupportedModel("this model does not support embeddings")
+        handle = FakeHandle(CompletionRequest(), lambda _: None)
+        self.handles.append(handle)
+        reply = EmbeddingReply(embeddings=[[float(len(text)), 0.5] for text in request.inputs], prompt_eval_count=7)
+        answer = Failed(error="no luck", status=507) if "fail" in request.inputs else reply
+        if "silent" not in request.inputs:
+            threading.Thread(target=emit, args=(answer,)).start()
         return handle
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
