@@ -125,7 +125,8 @@ class LoadOptions(Message):
     """What fixes a runner's memory; a change means loading again."""
 
     n_ctx: int = 4096  # tokens one sequence may hold
-    n_parallel: int = 4  # sequences that may be computed at once; the pool holds n_ctx * n_parallel tokens
+    n_parallel: int = 4  # sequences that may be computed at once
+    n_pool: int = 0  # tokens that all sequences together may hold; 0: n_ctx for each of n_parallel
     n_batch: int = 512  # tokens in one step at most
     n_threads: int = 0  # 0: physical cores
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] = "f16"

@@ -259,7 +259,7 @@ def test_fit_measures_what_commit_takes_and_takes_nothing(model: Path) -> None:
         assert measured == taken
         assert measured is not None
         assert measured.devices[-1].graph > 0
-        assert sum(measured.devices[-1].cache) == 2 * 2 * 256 * 128 * 2 * 2  # layers, K and V, cells, width, bytes, sequences
+        assert sum(measured.devices[-1].cache) == 2 * 2 * (4 * 256) * 128 * 2  # layers, K and V, cells, width, bytes
     finally:
         engine.close()
 
@@ -296,3 +296,65 @@ def test_a_truncated_file_is_named(model: Path, tmp_path: Path) -> None:
     cut.write_bytes(model.read_bytes()[:-5000])
     with pytest.raises(FileFormatError, match=r"cut\.gguf"):
         Engine(cut).load(LoadRequest())
+
+
+PREFIX = "a little girl who liked to read books and she said that reading is the best thing in the whole world " * 8
+
+
+def test_requests_that_arrive_together_compute_a_common_prefix_once(model: Path) -> None:
+    engine = started(model, n_ctx=1024, n_parallel=8, n_batch=64)
+    try:
+        alone = Answer(engine, "something else entirely", n_predict=2)
+        alone.done()
+        answers = [Answer(engine, f"{PREFIX} {word}", n_predict=8) for word in ("one", "two", "sky", "sun", "sea", "fox", "dog")]
+        done = [a.done() for a in answers]
+        computed = sum(d.prompt_eval_count - d.cached_count for d in done)
+        own = sum(len(engine.tokenize(f" {w}", False)) for w in ("one", "two", "sky", "sun", "sea", "fox", "dog"))
+        prefix = len(engine.tokenize(PREFIX, True))
+        assert computed <= 1.1 * (prefix + own), (computed, prefix, own)
+        assert engine._loaded is not None
+        engine._loaded.cache.check_integrity()
+    finally:
+        engine.close()
+
+
+def test_sharing_changes_no_text(model: Path) -> None:
+    words = ("one", "two", "sky", "sun")
+    texts = []
+    for n_parallel in (1, 4):
+        engine = started(model, n_ctx=1024, n_parallel=n_parallel, n_batch=64)
+        answers = [Answer(engine, f"{PREFIX} {word}", n_predict=12) for word in words]
+        for answer in answers:
+            answer.done()
+        texts.append([a.text for a in answers])
+        engine.close()
+    assert texts[0] == texts[1]
+
+
+def test_whoever_waits_for_a_prefix_starts_when_its_owner_is_cancelled(model: Path) -> None:
+    engine = started(model, n_ctx=2048, n_parallel=4, n_batch=16)
+    try:
+        first = Answer(engine, PREFIX * 2 + " one", n_predict=4)
+        second = Answer(engine, PREFIX * 2 + " two", n_predict=4)
+        wait_for(lambda: engine.health().active == 1 and engine.health().waiting == 1)
+        first.handle.cancel()
+        assert second.done().eval_count == 4
+    finally:
+        engine.close()
+
+
+def test_a_short_pool_is_shared_and_everyone_finishes(model: Path) -> None:
+    """Four requests of up to 300 tokens in a pool of 512: the newest give way and go on later, with the same text."""
+    roomy, tight = started(model, n_ctx=512), started(model, n_ctx=512, n_parallel=2, n_pool=512)
+    try:
+        prompts = [f"{word} " * 100 for word in ("sea", "sky", "fox", "dog")]
+        wanted = [Answer(roomy, p, n_predict=200) for p in prompts]
+        found = [Answer(tight, p, n_predict=200) for p in prompts]
+        for a, b in zip(wanted, found, strict=True):
+            assert a.done().eval_count == b.done().eval_count == 200
+            assert a.text == b.text
+        assert tight._loaded is not None
+        tight._loaded.cache.check_integrity()
+    finally:
+        roomy.close()
+        tight.close()

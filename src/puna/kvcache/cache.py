@@ -64,6 +64,10 @@ class Cache(Protocol):
 
     # For the runner.
 
+    @property
+    def n_free(self) -> int:
+        """Tokens that there is room for now, whichever sequences they are of."""
+
     def start_forward(self, batch: Batch) -> Hashable:
         """Give the batch's tokens cells; the shape that a graph for this step must have.
 

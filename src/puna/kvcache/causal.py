@@ -65,10 +65,10 @@ class CausalCache:
         self._shift = shift
         if dtype in (DType.Q8_0, DType.Q4_0) and any(dim % 32 for dim in self._dims):
             raise BadRequest(f"a {dtype.name} cache needs heads that are a multiple of 32 wide, this model's are {head_dim_k}")
-        # A home always holds what its sequence keeps and a batch, so no sequence takes another's room.
-        n_held = reach.n_kept + limits.n_batch
-        self.forgets = reach.is_bounded and n_held < limits.n_ctx
-        home = padded(n_held if self.forgets else -(-limits.n_cells // limits.max_sequences), PADDING)
+        # A forgetting sequence's home holds what it keeps and a batch, so it never needs another's room.
+        small, large = (padded(n, PADDING) for n in (reach.n_kept + limits.n_batch, -(-limits.n_cells // limits.max_sequences)))
+        self.forgets = reach.is_bounded and small < large
+        home = small if self.forgets else large
         self.cells = Cells(home * limits.max_sequences, limits.max_sequences)
         self._pools = {
             i: tuple(backend.storage(i, dtype, dim * n_heads, self.cells.n_cells) for dim in self._dims)
@@ -108,6 +108,10 @@ class CausalCache:
 
     # For the runner.
 
+    @property
+    def n_free(self) -> int:
+        return self.cells.n_cells if self.forgets else self.cells.n_free
+
     def check_room(self, batch: Batch) -> None:
         n_free = self.cells.n_free
         if batch.n_tokens <= n_free or not self.forgets:
@@ -146,7 +150,8 @@ class CausalCache:
     def start_reserve(self, n_tokens: int) -> Hashable:
         self._rows = np.arange(n_tokens)
         self._batch = None
-        self._views = (View(0, n_tokens, 1, 0, 0, self.cells.home_cells),)
+        longest = self.cells.home_cells if self.forgets else min(padded(self.limits.n_ctx, PADDING), self.cells.n_cells)
+        self._views = (View(0, n_tokens, 1, 0, 0, longest),)
         return self._views
 
     def make_inputs(self, ctx: Context) -> None:
@@ -285,10 +290,6 @@ class CausalCache:
 
     def length(self, sequence: int) -> int:
         return int(self.cells.nexts[sequence])
-
-    @property
-    def n_free(self) -> int:
-        return self.cells.n_free
 
     def check_integrity(self) -> None:
         self.cells.check_integrity()

@@ -59,7 +59,8 @@ def _merge(view: View, lengths: list[int], begin: int, length: int, n_rows: int,
     n = view.n_sequences + 1
     stride = begin - (view.begin + (n - 2) * view.stride)
     longest = max(view.n_cells, length)
-    fits = begin + longest <= n_cells
+    # The library checks a view's end as if its sequences followed each other without overlap.
+    fits = max(begin + longest, view.begin + n * longest) <= n_cells
     is_even = stride > 0 and (n == 2 or stride == view.stride)
     waste = 1 - (sum(lengths) + length) / (longest * n)
     if n_rows != view.n_rows or not is_even or not fits or waste > MAX_WASTE:

@@ -11,17 +11,29 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from puna.errors import BadRequest, OutOfMemory, PunaError
+from puna.errors import BadRequest, OutOfMemory, PunaError, UnsupportedModel
 from puna.kvcache.batch import batch
 from puna.kvcache.causal import NotSupported
+from puna.model.pooling import Pooling
 from puna.native.log import route_to_logging
+from puna.runner.admission import make_room, next_to_start, resume_paused
+from puna.runner.embedding import PACKED_TOKENS, EmbeddedText, EmbeddingJob, Task, Waiting, embed, schedule_whole, take
 from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.request import Request
 from puna.runner.sampling import sample
 from puna.runner.schedule import schedule
 from puna.runner.service import NotLoaded
 from puna.runner.slots import Slots
-from puna.wire import CompletionReply, CompletionRequest, Health, LoadReply, LoadRequest
+from puna.wire import (
+    CompletionReply,
+    CompletionRequest,
+    EmbeddingReply,
+    EmbeddingRequest,
+    Failed,
+    Health,
+    LoadReply,
+    LoadRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +41,7 @@ log = logging.getLogger(__name__)
 class RequestHandle:
     """Lets the submitter end its request."""
 
-    def __init__(self, engine: Engine, request: Request) -> None:
+    def __init__(self, engine: Engine, request: Waiting) -> None:
         self._engine = engine
         self._request = request
 
@@ -47,11 +59,12 @@ class Engine:
         self._work = threading.Condition(self._lock)
         self._loaded: Loaded | None = None
         self._slots: Slots | None = None
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._in_step: Sequence[Request] = ()
+        self._waiting: deque[Waiting] = deque()
+        self._running: list[Task] = []
+        self._in_step: Sequence[Task] = ()
         self._health = Health(status="launched")
         self._n_steps = 0
+        self._n_admitted = 0
         self._is_closing = False
         self._thread: threading.Thread | None = None
         route_to_logging()
@@ -91,7 +104,7 @@ class Engine:
             loaded.close()
             return reply
         self._loaded = loaded
-        self._slots = Slots(loaded.cache, loaded.limits.max_sequences)
+        self._slots = Slots(loaded.cache, loaded.n_parallel, loaded.limits.max_sequences)
         self._health = Health(status="loading")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -118,19 +131,29 @@ class Engine:
 
     def submit(self, request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> RequestHandle:
         loaded = self._need()
-        admitted = Request(request, loaded.tokenizer, loaded.limits.n_ctx, emit)
+        if loaded.is_encoder or loaded.pooling is not Pooling.NONE:
+            raise BadRequest("this model computes embeddings, it does not generate text")
+        return self._queue(Request(request, loaded.tokenizer, loaded.limits.n_ctx, emit))
+
+    def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> RequestHandle:
+        loaded = self._need()
+        if loaded.pooling in (Pooling.NONE, Pooling.RANK):
+            raise UnsupportedModel("this model does not support embeddings")
+        return self._queue(EmbeddingJob(request, loaded.tokenizer, loaded.limits.n_ctx, emit))
+
+    def _queue(self, request: Waiting) -> RequestHandle:
         with self._lock:
             if self._is_closing or self._health.status not in ("ready", "loading"):
                 raise NotLoaded
-            self._waiting.append(admitted)
+            self._waiting.append(request)
             self._work.notify()
-        return RequestHandle(self, admitted)
+        return RequestHandle(self, request)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: Waiting) -> None:
         """A step whose every request was cancelled is not worth finishing."""
         with self._lock:
             request.is_cancelled = True
-            if self._loaded and request in self._in_step and all(r.is_cancelled for r in self._in_step):
+            if self._loaded and self._in_step and all(r.is_cancelled for r in self._in_step):
                 self._loaded.backend.abort()
             self._work.notify()
 
@@ -154,34 +177,67 @@ class Engine:
             return not self._is_closing
 
     def _admit(self) -> None:
-        """Give free slots to those who wait, in order of arrival."""
+        """Start those who wait, as long as there are places."""
         slots = self._slots
         assert slots is not None
         with self._lock:
-            for request in [r for r in self._waiting if r.is_cancelled]:
-                self._waiting.remove(request)
-                request.finish("cancelled")
-            admitted = [self._waiting.popleft() for _ in range(min(slots.n_free, len(self._waiting)))]
-        for request in admitted:
-            request.slot, request.n_cached = slots.acquire(request.tokens)
-            request.n_computed = request.n_cached
-            request.start()
-            if request.n_predict == 0:
-                request.finish("length")
+            for unwanted in [r for r in self._waiting if r.is_cancelled]:
+                self._waiting.remove(unwanted)
+                unwanted.finish("cancelled")
+        while slots.n_free and self._waiting:
+            with self._lock:
+                request = self._next(slots)
+            if request is None:
+                return
+            self._start(request, slots)
             self._running.append(request)
+
+    def _next(self, slots: Slots) -> Task | None:
+        """Whoever waits and may start now, taken from the queue."""
+        if self._need().pooling is not Pooling.NONE:
+            return take(self._waiting)
+        running = [r for r in self._running if isinstance(r, Request)]
+        request = next_to_start((r for r in self._waiting if isinstance(r, Request)), running, slots)
+        if request is not None:
+            self._waiting.remove(request)
+        return request
+
+    def _start(self, request: Task, slots: Slots) -> None:
+        self._n_admitted += 1
+        request.order = self._n_admitted
+        if isinstance(request, EmbeddedText):
+            request.slot, _ = slots.acquire(request.tokens[:1])  # a prefix of one token is never reused
+            return
+        request.slot, request.n_cached = slots.acquire(request.tokens)
+        request.n_computed = request.n_cached
+        request.start()
+        if request.n_predict == 0:
+            request.finish("length")
 
     def _step(self) -> None:
         loaded = self._need()
+        assert self._slots is not None
         active = [r for r in self._running if self._is_active(r)]
-        counts = schedule([r.progress for r in active], loaded.limits.n_batch)
+        if loaded.pooling is Pooling.NONE:
+            resume_paused([r for r in active if isinstance(r, Request)], loaded.cache, self._slots)
+            active = [r for r in active if isinstance(r, Request) and not r.is_paused]
+        progress = [r.progress for r in active]
+        if loaded.is_encoder:
+            counts = schedule_whole(progress, min(loaded.limits.n_batch, PACKED_TOKENS))
+        else:
+            counts = schedule(progress, loaded.limits.n_batch)
         # Rows of neighbouring sequences stand together, so that the cache can read them with one view.
-        chosen = sorted(((r, n) for r, n in zip(active, counts, strict=True) if n), key=lambda pair: pair[0].slot)
+        wanted = sorted(((r, n) for r, n in zip(active, counts, strict=True) if n), key=lambda pair: pair[0].slot)
+        chosen = make_room(wanted, loaded.cache, self._slots)
         if not chosen:
             return
         with self._lock:
             self._in_step = [r for r, _ in chosen]
         try:
-            self._compute(loaded, chosen)
+            if loaded.pooling is Pooling.NONE:
+                self._compute(loaded, [(r, n) for r, n in chosen if isinstance(r, Request)])
+            else:
+                embed(loaded.forward, loaded.pooling, [(r, n) for r, n in chosen if isinstance(r, EmbeddedText)])
         except Exception as error:  # one bad batch must not end the process: it ends the requests that were in it
             log.exception("a step failed")
             for request, _ in chosen:
@@ -192,11 +248,11 @@ class Engine:
                 loaded.backend.clear_abort()
         self._n_steps += 1
 
-    def _is_active(self, request: Request) -> bool:
+    def _is_active(self, request: Task) -> bool:
         """Ends those who are cancelled or whose context is full; makes room where that is allowed."""
         if request.is_cancelled:
             request.finish("cancelled")
-        elif not request.is_done and len(request.tokens) > request.n_ctx:
+        elif isinstance(request, Request) and not request.is_done and len(request.tokens) > request.n_ctx:
             if request.wire.shift:
                 self._shift(request)
             else:
@@ -244,13 +300,12 @@ class Engine:
     def _retire(self) -> None:
         """Give back the slots of requests that ended; their computed tokens stay for the next with the same prefix."""
         assert self._slots is not None
+        for request in self._running:
+            self._slots.record(request.slot, request.tokens, request.n_computed)
         for request in [r for r in self._running if r.is_done]:
             self._need().cache.remove(request.slot, request.n_computed)
-            self._slots.record(request.slot, request.tokens[: request.n_computed])
             self._slots.release(request.slot)
             self._running.remove(request)
-        for request in self._running:
-            self._slots.record(request.slot, request.tokens[: request.n_computed])
 
     # The end.
 

@@ -12,14 +12,19 @@ from puna.kvcache.cache import Cache, Limits
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.model.model import Model
+from puna.model.pooling import Encoder, Pooling, pooling_of
 from puna.model.registry import open_model
 from puna.native import cpu
 from puna.native.selftest import verdict
+from puna.runner.embedding import MAX_TEXTS
 from puna.runner.step import Forward
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import LoadOptions, MemoryReport
 
 log = logging.getLogger(__name__)
+
+# Beside the sequences that run, as many keep the prefixes of requests that have ended; all share one pool of cells.
+SEQUENCES_PER_REQUEST = 2
 
 _CACHE_TYPES = {"f16": DType.F16, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
 
@@ -34,6 +39,16 @@ class Loaded:
     forward: Forward
     tokenizer: Tokenizer
     limits: Limits
+    pooling: Pooling = Pooling.NONE  # NONE: it generates text
+
+    @property
+    def n_parallel(self) -> int:
+        """Requests computed at once."""
+        return self.limits.max_sequences // (1 if self.is_encoder else SEQUENCES_PER_REQUEST)
+
+    @property
+    def is_encoder(self) -> bool:
+        return isinstance(self.model, Encoder)
 
     def close(self) -> None:
         self.forward.close()
@@ -50,7 +65,13 @@ def n_threads(options: LoadOptions) -> int:
 
 def check(options: LoadOptions) -> None:
     """Errors: BadRequest naming the option."""
-    for name, low, high in (("n_ctx", 4, 1 << 24), ("n_parallel", 1, 1024), ("n_batch", 1, 1 << 16), ("n_threads", 0, 4096)):
+    for name, low, high in (
+        ("n_ctx", 4, 1 << 24),
+        ("n_parallel", 1, 256),
+        ("n_pool", 0, 1 << 30),
+        ("n_batch", 1, 1 << 16),
+        ("n_threads", 0, 4096),
+    ):
         value = getattr(options, name)
         if not low <= value <= high:
             raise BadRequest(f"{name} must be from {low} to {high}, not {value}")
@@ -73,8 +94,15 @@ def _open(path: Path, options: LoadOptions) -> tuple[GGMLBackend, Model, Cache, 
         if 0 < trained < n_ctx:
             log.warning("the model was trained for a context of %d tokens, not %d", trained, n_ctx)
             n_ctx = trained
-        limits = Limits(options.n_parallel, n_ctx, min(options.n_batch, n_ctx))
         model = open_model(backend.file, backend, n_ctx)
+        limits = Limits(
+            max_sequences=options.n_parallel * SEQUENCES_PER_REQUEST,
+            n_ctx=n_ctx,
+            n_batch=min(options.n_batch, n_ctx),
+            n_pool=options.n_pool or n_ctx * options.n_parallel,
+        )
+        if isinstance(model, Encoder):
+            limits = Limits(max(options.n_parallel, MAX_TEXTS), n_ctx, n_ctx)
         cache = model.make_cache(backend, limits, _CACHE_TYPES[options.kv_cache_type])
         return backend, model, cache, limits, Forward(backend, model, cache, limits)
     except BaseException:
@@ -110,7 +138,7 @@ def allocate(path: Path, options: LoadOptions) -> Loaded:
             # A token without an embedding would end the process inside the library.
             tokenizer.close()
             raise FileFormatError(f"{path}: {tokenizer.n_tokens} tokens in the vocabulary, {model.n_vocab} in token_embd.weight")
-        return Loaded(backend, model, cache, forward, tokenizer, limits)
+        return Loaded(backend, model, cache, forward, tokenizer, limits, pooling_of(backend.file))
     except BaseException:
         forward.close()
         backend.close()

@@ -40,6 +40,8 @@ class Request:
         self.n_generated = 0
         self.n_predict = min(wire.n_predict if wire.n_predict >= 0 else MAX_CONTEXTS * n_ctx, MAX_CONTEXTS * n_ctx)
         self.slot = -1
+        self.order = 0  # of admission
+        self.is_paused = False  # gave way to others, until the pool has room
         self.is_cancelled = False
         self.is_done = False
         self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx)
@@ -55,11 +57,6 @@ class Request:
     @property
     def progress(self) -> Progress:
         return Progress(self.n_computed, len(self.tokens))
-
-    @property
-    def wants_logits(self) -> bool:
-        """Whether the step that computes all its tokens leads to a new one."""
-        return not self.is_done
 
     def start(self) -> None:
         self._started = time.perf_counter_ns()

@@ -29,13 +29,13 @@ class RecordingCache:
 
 def make(count: int = 3) -> tuple[Slots, RecordingCache]:
     cache: Any = RecordingCache(count)
-    return Slots(cache, count), cache
+    return Slots(cache, count, count), cache
 
 
 def run(slots: Slots, cache: RecordingCache, tokens: list[int], *, end: bool = True) -> tuple[int, int]:
     sequence, length = slots.acquire(tokens)
     cache.lengths[sequence] = len(tokens)
-    slots.record(sequence, tokens)
+    slots.record(sequence, tokens, len(tokens))
     if end:
         slots.release(sequence)
     return sequence, length
@@ -90,4 +90,16 @@ def test_a_fork_leaves_the_other_branch_in_place_when_there_is_room() -> None:
     [([1, 2, 3], [1, 2, 3], 3), ([1, 2, 3], [1, 2], 2), ([1, 9], [1, 2], 1), ([], [1], 0), ([5], [6], 0)],
 )
 def test_common_prefix(a: list[int], b: list[int], length: int) -> None:
-    assert common_prefix(a, b) == length
+    assert common_prefix(a, b, min(len(a), len(b))) == length
+
+
+def test_ended_prefixes_are_forgotten_oldest_first_and_running_ones_never() -> None:
+    slots, cache = make()
+    first, _ = run(slots, cache, list(range(50)))
+    second, _ = run(slots, cache, list(range(100, 150)))
+    busy, _ = run(slots, cache, list(range(200, 250)), end=False)
+    assert slots.evict()
+    assert (cache.lengths[first], cache.lengths[second]) == (0, 50)
+    assert slots.evict()
+    assert not slots.evict()
+    assert cache.lengths[busy] == 50

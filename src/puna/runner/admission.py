@@ -1,0 +1,91 @@
+"""Who of those who wait may start, and who gives way when the pool of cells is short: decisions, no computing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from puna.kvcache.cache import Cache
+from puna.runner.request import Request
+from puna.runner.slots import Slots, common_prefix
+
+
+class Pausable(Protocol):
+    """Of a task that runs: what deciding who gives way needs."""
+
+    order: int  # of admission
+    slot: int
+    n_computed: int
+    is_paused: bool
+
+
+T = TypeVar("T", bound=Pausable)
+
+# A request waits for another that computes the beginning of its prompt if that spares it this many tokens.
+MIN_SHARED = 8
+
+# Of a long queue only the first so many are looked at in one step.
+LOOKAHEAD = 64
+
+
+def next_to_start(waiting: Iterable[Request], running: Sequence[Request], slots: Slots) -> Request | None:
+    """The first in the queue that gains nothing by waiting.
+
+    A request whose prompt begins like one that is being computed right now waits until that is done, and then copies
+    it: requests that arrive together with a common prefix compute it once. Those behind it in the queue may pass.
+    """
+    for _, request in zip(range(LOOKAHEAD), waiting, strict=False):
+        have = slots.cached(request.tokens)
+        if all(_soon_shared(request, other) < have + MIN_SHARED for other in running):
+            return request
+    return None
+
+
+def _soon_shared(request: Request, other: Request) -> int:
+    """Leading tokens that the other has in common and has still to compute a part of; else 0."""
+    if other.n_computed >= other.n_prompt or other.is_done or other.is_paused:
+        return 0
+    shared = common_prefix(other.tokens, request.tokens, min(other.n_prompt, len(request.tokens)))
+    return shared if shared > other.n_computed else 0
+
+
+def make_room(chosen: list[tuple[T, int]], cache: Cache, slots: Slots) -> list[tuple[T, int]]:
+    """What of a step fits the pool: prefixes of ended requests go first, then the newest request gives way.
+
+    It keeps its place and its text; what it had computed is computed again when there is room.
+    """
+    chosen = list(chosen)
+    while chosen and cache.n_free < sum(count for _, count in chosen):
+        if slots.evict():
+            continue
+        newest = max(chosen, key=lambda pair: pair[0].order)
+        if len(chosen) == 1:
+            newest[0].is_paused = True
+            return []
+        pause(newest[0], slots)
+        chosen.remove(newest)
+    return chosen
+
+
+def pause(request: Pausable, slots: Slots) -> None:
+    slots.empty(request.slot)
+    request.n_computed = 0
+    request.is_paused = True
+
+
+def resume_paused(running: Sequence[Request], cache: Cache, slots: Slots) -> None:
+    """Let paused requests go on, oldest first, once all they hold fits again."""
+    active = [r for r in running if not r.is_paused]
+    for request in sorted((r for r in running if r.is_paused), key=lambda r: r.order):
+        n_wanted = len(request.tokens) - request.n_computed + len(active)
+        while cache.n_free < n_wanted and slots.evict():
+            pass
+        if cache.n_free < n_wanted and active:
+            return
+        if cache.n_free < n_wanted:
+            # Nothing else runs, so nothing else will make room: the other paused ones still hold cells.
+            for other in running:
+                if other is not request and other.n_computed:
+                    pause(other, slots)
+        request.is_paused = False
+        active.append(request)
