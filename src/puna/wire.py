@@ -32,7 +32,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Base of all messages."""
 
 
-class SamplingOptions(Message):
+class SamplingOptions(Message, frozen=True):
     """How the next token is chosen; the defaults are Ollama's (spec of August 2026)."""
 
     temperature: float = 0.8
@@ -47,7 +47,7 @@ class SamplingOptions(Message):
     seed: int = -1
 
 
-class CompletionRequest(Message):
+class CompletionRequest(Message, frozen=True):
     prompt: str = ""
     context: list[int] = []  # tokens that precede the prompt (the deprecated memory of /api/generate)
     sampling: SamplingOptions = SamplingOptions()
@@ -61,13 +61,13 @@ class CompletionRequest(Message):
     request_id: str = ""
 
 
-class Piece(Message, tag_field="type", tag="piece"):
+class Piece(Message, frozen=True, tag_field="type", tag="piece"):
     """Some text of the answer: whole characters, never part of a stop sequence."""
 
     content: str
 
 
-class Done(Message, tag_field="type", tag="done"):
+class Done(Message, frozen=True, tag_field="type", tag="done"):
     reason: Literal["stop", "length", "cancelled"]
     prompt_eval_count: int  # tokens of the prompt after truncation, cached ones included
     cached_count: int  # those of them that were not computed again
@@ -77,7 +77,7 @@ class Done(Message, tag_field="type", tag="done"):
     tokens: list[int] = []
 
 
-class Failed(Message, tag_field="type", tag="failed"):
+class Failed(Message, frozen=True, tag_field="type", tag="failed"):
     """The request ended in an error; status is the HTTP status the client should see."""
 
     error: str
@@ -87,7 +87,7 @@ class Failed(Message, tag_field="type", tag="failed"):
 CompletionReply = Piece | Done | Failed
 
 
-class EmbeddingRequest(Message):
+class EmbeddingRequest(Message, frozen=True):
     inputs: list[str | list[int]]  # texts, or tokens, special ones included
     truncate: bool = True  # False: an input that is too long is an error
     normalize: bool = True  # to length 1
@@ -95,25 +95,25 @@ class EmbeddingRequest(Message):
     request_id: str = ""
 
 
-class EmbeddingReply(Message):
+class EmbeddingReply(Message, frozen=True):
     embeddings: list[list[float]]  # in the order of the inputs
     prompt_eval_count: int  # tokens of all inputs after truncation
 
 
-class TokenizeRequest(Message):
+class TokenizeRequest(Message, frozen=True):
     content: str
     add_special: bool = True
 
 
-class Tokens(Message):
+class Tokens(Message, frozen=True):
     tokens: list[int]
 
 
-class Text(Message):
+class Text(Message, frozen=True):
     content: str
 
 
-class DeviceLayers(Message):
+class DeviceLayers(Message, frozen=True):
     """Layers [begin, end) of the model live on this device; the output counts as layer n_layers."""
 
     device: str
@@ -121,7 +121,7 @@ class DeviceLayers(Message):
     end: int
 
 
-class LoadOptions(Message):
+class LoadOptions(Message, frozen=True):
     """What fixes a runner's memory; a change means loading again."""
 
     n_ctx: int = 4096  # tokens one sequence may hold
@@ -134,14 +134,14 @@ class LoadOptions(Message):
     gpu_layers: list[DeviceLayers] = []
 
 
-class LoadRequest(Message):
+class LoadRequest(Message, frozen=True):
     """fit measures and allocates nothing; alloc allocates; commit reads the weights (poll /health); close frees."""
 
     operation: Literal["fit", "alloc", "commit", "close"] = "commit"
     options: LoadOptions = LoadOptions()
 
 
-class DeviceMemory(Message):
+class DeviceMemory(Message, frozen=True):
     """Bytes on one device. Lists are per layer, the last entry is the output layer."""
 
     device: str
@@ -154,7 +154,7 @@ class DeviceMemory(Message):
         return sum(self.weights) + sum(self.cache) + self.graph
 
 
-class MemoryReport(Message):
+class MemoryReport(Message, frozen=True):
     devices: list[DeviceMemory]
     input_weights: int  # host memory of tensors that stay there: token embeddings and the like
     mapped: int = 0  # of the weights above, bytes that are pages of the model file
@@ -164,7 +164,7 @@ class MemoryReport(Message):
         return self.input_weights + sum(d.total for d in self.devices)
 
 
-class LoadReply(Message):
+class LoadReply(Message, frozen=True):
     success: bool
     memory: MemoryReport | None = None
     error: str = ""
@@ -172,7 +172,7 @@ class LoadReply(Message):
     engine: str = ""  # "puna" or "compat"
 
 
-class Health(Message):
+class Health(Message, frozen=True):
     status: Literal["launched", "loading", "ready", "error"]
     progress: float = 0.0  # of the weights, 0 to 1
     error: str = ""
