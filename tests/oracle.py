@@ -90,7 +90,8 @@ class Oracle:
         return answer
 
     def forget(self, sequence: int = -1, begin: int = -1, end: int = -1) -> None:
-        assert self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(self.ctx), sequence, begin, end)
+        memory = self.lib.llama_get_memory(self.ctx)
+        assert not memory or self.lib.llama_memory_seq_rm(memory, sequence, begin, end)  # encoders have none
 
     def shift(self, sequence: int, begin: int, end: int) -> None:
         """Forget positions [begin, end) and move the later ones down."""

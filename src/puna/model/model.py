@@ -26,7 +26,7 @@ class Model(Protocol):
     n_ctx_train: int
 
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
-        """Logits [n_vocab, n_outputs]."""
+        """Logits [n_vocab, n_outputs]; of a model that embeds texts, hidden states [n_embd, n_outputs]."""
 
     def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache: ...
 

@@ -223,7 +223,7 @@ class Engine:
             active = [r for r in active if isinstance(r, Request) and not r.is_paused]
         progress = [r.progress for r in active]
         if loaded.is_encoder:
-            counts = schedule_whole(progress, min(loaded.limits.n_batch, PACKED_TOKENS))
+            counts = schedule_whole(progress, PACKED_TOKENS)
         else:
             counts = schedule(progress, loaded.limits.n_batch)
         # Rows of neighbouring sequences stand together, so that the cache can read them with one view.

@@ -16,7 +16,7 @@ from puna.model.pooling import Encoder, Pooling, pooling_of
 from puna.model.registry import open_model
 from puna.native import cpu
 from puna.native.selftest import verdict
-from puna.runner.embedding import MAX_TEXTS
+from puna.runner.embedding import MAX_TEXTS, PACKED_TOKENS
 from puna.runner.step import Forward
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import LoadOptions, MemoryReport
@@ -102,7 +102,7 @@ def _open(path: Path, options: LoadOptions) -> tuple[GGMLBackend, Model, Cache, 
             n_pool=options.n_pool or n_ctx * options.n_parallel,
         )
         if isinstance(model, Encoder):
-            limits = Limits(max(options.n_parallel, MAX_TEXTS), n_ctx, n_ctx)
+            limits = Limits(max(options.n_parallel, MAX_TEXTS), n_ctx, max(n_ctx, PACKED_TOKENS))
         cache = model.make_cache(backend, limits, _CACHE_TYPES[options.kv_cache_type])
         return backend, model, cache, limits, Forward(backend, model, cache, limits)
     except BaseException:

@@ -16,6 +16,7 @@ from puna.kvcache.causal import CausalCache
 from puna.ml.backend import Backend, Context, Use
 from puna.ml.tensor import DType, RopeOptions, Tensor
 from puna.model.model import Inputs
+from puna.model.pooling import Pooling, pooling_of
 from puna.model.rope import rope_options
 from puna.nn.attention import attention
 from puna.nn.declare import bind, gguf
@@ -113,6 +114,7 @@ class Llama:
     def __init__(self, file: GGUFFile, backend: Backend, n_ctx: int) -> None:
         self.options = Options.read(file)
         self.n_ctx_train = file.metadata.integer("context_length", 0)
+        self.embeds = pooling_of(file) is not Pooling.NONE
         _check_shapes(file, self.options)
         self.n_vocab = file.tensors["token_embd.weight"].shape[1] if "token_embd.weight" in file.tensors else 0
         self.weights = bind(Weights, backend, set(file.tensors), {"layers": self.options.n_layers})
@@ -121,6 +123,7 @@ class Llama:
         self._factors = w.rope_factors or (w.rope_factors_long if is_long else w.rope_factors_short)
 
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
+        """Logits [n_vocab, n_outputs]; of a model that embeds, hidden states [n_embd, n_outputs]."""
         o, w = self.options, self.weights
         x = w.embedding(inputs.tokens)
         for i, layer in enumerate(w.layers):
@@ -130,7 +133,8 @@ class Llama:
                 mixed, x = mixed.rows(inputs.outputs), x.rows(inputs.outputs)
             x = mixed + x
             x = layer.mlp(layer.mlp_norm(x, o.eps)) + x
-        return w.output(w.output_norm(x, o.eps))
+        hidden = w.output_norm(x, o.eps)
+        return hidden if self.embeds else w.output(hidden)
 
     def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
         o = self.options

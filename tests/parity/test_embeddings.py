@@ -1,0 +1,158 @@
+"""Embeddings of whole engines against libllama's, on the same tiny random files."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from puna.errors import ContextOverflow
+from puna.runner.embedding import PACKED_TOKENS
+from puna.runner.engine import Engine
+from puna.tokenizer.tokenizer import Tokenizer
+from puna.wire import EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
+from tests.oracle import Oracle
+from tests.tiny import CORPUS, write_bert, write_llama
+
+N_CTX = 128
+COSINE = 0.9999  # with quantised weights, sums that differ in their last bit are rounded to different steps
+TEXTS = [
+    "hello world",
+    "the quick brown fox jumps over the lazy dog",
+    "Why is the SKY blue? Because the air scatters blue light.",
+    "x",
+    CORPUS[:180],
+    "the quick brown fox",
+]
+
+# Pooling as GGUF numbers it; decoders get a batch so small that a text takes several steps.
+BERTS: dict[str, dict[str, Any]] = {
+    "mean": {"pooling": 1},
+    "cls": {"pooling": 2},
+    "last": {"pooling": 3},
+    "q8_0": {"pooling": 1, "dtype": "q8_0"},
+    "f16-heads-of-64": {"pooling": 2, "dtype": "f16", "n_heads": 2},
+}
+DECODERS: dict[str, int] = {"mean": 1, "cls": 2, "last": 3}
+
+
+class Running:
+    """An engine with a model, asked from this thread."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.engine = Engine(path)
+        given = {"n_ctx": N_CTX, "n_threads": 2, **options}
+        assert self.engine.load(LoadRequest(options=LoadOptions(**given))).success
+        deadline = time.monotonic() + 20
+        while self.engine.health().status != "ready":
+            assert time.monotonic() < deadline, self.engine.health()
+            time.sleep(0.002)
+
+    def ask(self, inputs: list[Any], **fields: Any) -> EmbeddingReply | Failed:
+        replies: list[EmbeddingReply | Failed] = []
+        there = threading.Event()
+        self.engine.embed(EmbeddingRequest(inputs=inputs, **fields), lambda reply: (replies.append(reply), there.set())[0])
+        assert there.wait(20)
+        return replies[0]
+
+    def embed(self, inputs: list[Any], **fields: Any) -> npt.NDArray[np.float64]:
+        reply = self.ask(inputs, **fields)
+        assert isinstance(reply, EmbeddingReply), reply
+        return np.array(reply.embeddings)
+
+
+def cosines(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    product: npt.NDArray[Any] = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+    return product
+
+
+def reference(path: Path, texts: list[str]) -> npt.NDArray[np.float32]:
+    """Text by text: of a decoder's texts libllama pools only what falls into the last of the pieces it cuts a batch into."""
+    tokenizer = Tokenizer(path)
+    tokens = [tokenizer.encode(text) for text in texts]
+    tokenizer.close()
+    vectors = []
+    with Oracle(path, n_ctx=N_CTX, embeddings=True) as oracle:
+        for text in tokens:
+            vectors.append(oracle.embed([text])[0])
+            oracle.forget()
+    return np.stack(vectors)
+
+
+@pytest.fixture(params=BERTS, scope="module")
+def bert(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
+    path = write_bert(tmp_path_factory.mktemp("bert") / "model.gguf", seed=5, n_ctx=N_CTX, **BERTS[request.param])
+    running = Running(path)
+    yield running, path
+    running.engine.close()
+
+
+@pytest.fixture(params=DECODERS, scope="module")
+def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
+    key = {"llama.pooling_type": DECODERS[request.param]}
+    path = write_llama(tmp_path_factory.mktemp("llama") / "model.gguf", seed=5, n_ctx=N_CTX, metadata=key)
+    running = Running(path, n_batch=16, n_parallel=3)
+    yield running, path
+    running.engine.close()
+
+
+def test_texts_of_one_batch_are_embedded_as_libllama_does(bert: tuple[Running, Path]) -> None:
+    running, path = bert
+    ours, theirs = running.embed(TEXTS, normalize=False), reference(path, TEXTS)
+    assert cosines(ours, theirs).min() >= COSINE
+    np.testing.assert_allclose(np.linalg.norm(ours, axis=1), np.linalg.norm(theirs, axis=1), rtol=5e-3)
+    # That texts differ at all: the least alike of them are far from the tolerance.
+    assert cosines(theirs[:, None], theirs[None]).min() < 0.99
+
+
+def test_company_changes_nothing(bert: tuple[Running, Path]) -> None:
+    running, _ = bert
+    together = running.embed(TEXTS)
+    alone = np.concatenate([running.embed([text]) for text in TEXTS])
+    assert cosines(together, alone).min() >= COSINE
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
+
+
+def test_more_texts_than_fit_a_batch_keep_their_order(bert: tuple[Running, Path]) -> None:
+    running, _ = bert
+    n_steps = running.engine.health().steps
+    many = TEXTS * 30
+    vectors = running.embed(many)
+    assert cosines(vectors, np.tile(running.embed(TEXTS), (30, 1))).min() >= COSINE
+    reply = running.ask(many)
+    assert isinstance(reply, EmbeddingReply)
+    n_full = reply.prompt_eval_count / PACKED_TOKENS
+    assert running.engine.health().steps - n_steps - 1 <= 2 * (n_full * 1.3 + 1)  # batches are well filled
+
+
+def test_a_decoder_embeds_causally_also_in_several_steps(decoder: tuple[Running, Path]) -> None:
+    running, path = decoder
+    ours = running.embed(TEXTS, normalize=False)
+    assert cosines(ours, reference(path, TEXTS)).min() >= COSINE
+    np.testing.assert_allclose(running.embed(TEXTS[::-1], normalize=False)[::-1], ours, atol=2e-2)
+
+
+def test_a_full_context_is_truncated_only_on_request(bert: tuple[Running, Path]) -> None:
+    running, path = bert
+    tokenizer = Tokenizer(path)
+    tokens = tokenizer.encode(CORPUS * 3)
+    cut = [*tokens[: N_CTX - 1], tokens[-1]]  # the separator stays at the end
+    tokenizer.close()
+    assert len(tokens) > N_CTX
+    assert cosines(running.embed([CORPUS * 3, cut])[0], running.embed([cut])[0]) >= COSINE
+    with pytest.raises(ContextOverflow, match=rf"context length \({len(tokens)} tokens, context {N_CTX}\)"):
+        running.ask(["short", CORPUS * 3], truncate=False)
+
+
+def test_dimensions_are_the_first_ones_of_length_one(bert: tuple[Running, Path]) -> None:
+    running, _ = bert
+    whole, part = running.embed(TEXTS[:2]), running.embed(TEXTS[:2], dimensions=32)
+    assert part.shape == (2, 32)
+    np.testing.assert_allclose(part, whole[:, :32] / np.linalg.norm(whole[:, :32], axis=1, keepdims=True), atol=1e-6)
+    assert running.embed(TEXTS[:1], dimensions=100_000).shape == whole[:1].shape
