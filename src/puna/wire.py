@@ -27,6 +27,8 @@ from puna.errors import BadRequest
 
 M = TypeVar("M")
 
+MAX_TOP_LOGPROBS = 20
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Base of all messages."""
@@ -47,6 +49,15 @@ class SamplingOptions(Message, frozen=True):
     seed: int = -1
 
 
+class Grammar(Message, frozen=True):
+    """What the answer must look like. Between the tags of a thought, if there are any, the model writes what it likes."""
+
+    kind: Literal["json", "json_schema", "regex", "lark"]  # json: any object
+    text: str = ""
+    thought_begin: str = ""  # a thought may begin with this; empty: the prompt has begun one
+    thought_end: str = ""  # and ends with this; empty: there are no thoughts
+
+
 class CompletionRequest(Message, frozen=True):
     prompt: str = ""
     context: list[int] = []  # tokens that precede the prompt (the deprecated memory of /api/generate)
@@ -54,17 +65,29 @@ class CompletionRequest(Message, frozen=True):
     n_predict: int = -1  # new tokens at most; below zero: until the context is full
     n_keep: int = 4  # tokens kept at the front when the prompt is truncated; below zero: all
     stop: list[str] = []
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # a grammar that is complete ends the answer all the same
+    grammar: Grammar | None = None
+    logprobs: bool = False  # of the tokens of the answer
+    top_logprobs: int = 0  # so many alternatives to each, up to MAX_TOP_LOGPROBS
     truncate: bool = True  # False: a prompt that is too long is an error
     shift: bool = True
     return_tokens: bool = False  # Done.tokens carries prompt and answer
     request_id: str = ""
 
 
-class Piece(Message, frozen=True, tag_field="type", tag="piece"):
+class TokenLogprob(Message, frozen=True, omit_defaults=True):
+    """A token's probability among all, before temperature and filters."""
+
+    text: bytes  # perhaps part of a character
+    logprob: float
+    top: list[TokenLogprob] = []  # the likeliest in its place, likeliest first
+
+
+class Piece(Message, frozen=True, tag_field="type", tag="piece", omit_defaults=True):
     """Some text of the answer: whole characters, never part of a stop sequence."""
 
     content: str
+    logprobs: list[TokenLogprob] = []  # of the tokens whose text begins in this piece; at the end also without text
 
 
 class Done(Message, frozen=True, tag_field="type", tag="done"):

@@ -9,9 +9,10 @@ from typing import Literal
 from puna.errors import BadRequest, ContextOverflow
 from puna.runner.schedule import Progress
 from puna.runner.text import TextStream
+from puna.sample.matcher import GrammarError, Matcher
 from puna.sample.sampler import Sampler
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Piece
+from puna.wire import MAX_TOP_LOGPROBS, CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, TokenLogprob
 
 Emit = Callable[[CompletionReply], None]
 Reason = Literal["stop", "length", "cancelled"]
@@ -30,6 +31,8 @@ class Request:
             raise BadRequest(f"context has the token {bad}, which is not in the vocabulary of {tokenizer.n_tokens}")
         if not tokens:
             raise BadRequest("the prompt is empty")
+        if not 0 <= wire.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
         self.wire = wire
         self.n_ctx = n_ctx
         self.n_keep = _n_keep(wire, len(tokens), n_ctx)
@@ -46,10 +49,13 @@ class Request:
         self.is_done = False
         self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx)
         self.sampler.accept_many(self.tokens)
+        self.matcher = None if wire.grammar is None else _matcher(wire.grammar, tokenizer)
         self._tokenizer = tokenizer
         self._text = TextStream(wire.stop)
         self._emit = emit
         self._answer: list[int] = []
+        self._n_emitted = 0  # characters
+        self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # with the character at which the token's text begins
         self._prompt_tokens = list(self.tokens) if wire.return_tokens else []
         self._started = 0
         self._first_token = 0
@@ -61,34 +67,60 @@ class Request:
     def start(self) -> None:
         self._started = time.perf_counter_ns()
 
-    def accept(self, token: int) -> None:
+    def text_of(self, token: int) -> bytes:
+        """What a token is called where it stands alone: control tokens have a text too."""
+        return self._tokenizer.piece(token, special=True) if token < self._tokenizer.n_tokens else b""
+
+    def accept(self, token: int, logprob: TokenLogprob | None = None) -> None:
         """Take the sampled token; this may end the request."""
         if not self._first_token:
             self._first_token = time.perf_counter_ns()
         self.n_generated += 1
         self._answer.append(token)
-        if token in self._tokenizer.end_tokens and not self.wire.ignore_eos:
+        if token in self._tokenizer.end_tokens and (self.matcher is not None or not self.wire.ignore_eos):
             self.finish("stop")
             return
         self.sampler.accept(token)
+        if self.matcher is not None:
+            try:
+                self.matcher.advance(token)
+            except GrammarError as error:
+                self.fail(error, status=400)
+                return
+        if logprob is not None:
+            self._held_logprobs.append((self._text.n_read, logprob))
         emitted = self._text.feed(self._tokenizer.piece(token))
         if emitted.text:
-            self._emit(Piece(content=emitted.text))
-        if emitted.stopped:
+            self._say(emitted.text)
+        if emitted.stopped or (self.matcher is not None and self.matcher.is_complete):
             self.finish("stop")
         elif self.n_generated >= self.n_predict:
             self.finish("length")
         else:
             self.tokens.append(token)
 
+    def _say(self, text: str) -> None:
+        """Send text, with the logprobs of the tokens that begin in it; the others wait for their text."""
+        self._n_emitted += len(text)
+        sent: list[TokenLogprob] = []
+        if self._held_logprobs:
+            sent = [logprob for begin, logprob in self._held_logprobs if begin < self._n_emitted]
+            del self._held_logprobs[: len(sent)]
+        self._emit(Piece(content=text, logprobs=sent))
+
     def finish(self, reason: Reason) -> None:
         """The one terminal reply, after what was held back."""
         if self.is_done:
             return
         self.is_done = True
+        if self.matcher is not None:
+            self.matcher.join()
         held = self._text.finish()
-        if held and reason != "cancelled":
-            self._emit(Piece(content=held))
+        if reason != "cancelled":
+            if held:
+                self._say(held)
+            if self._held_logprobs and not self._text.stopped:
+                self._emit(Piece(content="", logprobs=[logprob for _, logprob in self._held_logprobs]))
         now = time.perf_counter_ns()
         started, first = self._started or now, self._first_token or now
         self._emit(
@@ -106,7 +138,16 @@ class Request:
     def fail(self, error: Exception, status: int = 500) -> None:
         if not self.is_done:
             self.is_done = True
+            if self.matcher is not None:
+                self.matcher.join()
             self._emit(Failed(error=str(error) or type(error).__name__, status=status))
+
+
+def _matcher(grammar: Grammar, tokenizer: Tokenizer) -> Matcher:
+    """Errors: BadRequest naming what is wrong with the grammar; Overloaded."""
+    from puna.sample.grammar import grammars_of  # loading llguidance takes longer than most runners need to start
+
+    return grammars_of(tokenizer).matcher(grammar)
 
 
 def _n_keep(wire: CompletionRequest, n_tokens: int, n_ctx: int) -> int:

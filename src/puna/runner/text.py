@@ -66,6 +66,11 @@ class TextStream:
         self._n_read = 0  # characters; the held text is the last of them
         self._stop_begin = -1  # where the earliest complete stop sequence begins
 
+    @property
+    def n_read(self) -> int:
+        """Characters so far, those that are held included."""
+        return self._n_read
+
     def feed(self, piece: bytes) -> Emit:
         """Add a piece; what can be emitted now. After a stop nothing more is."""
         if self.stopped:

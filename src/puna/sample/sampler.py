@@ -97,14 +97,14 @@ class Sampler:
         return SampleError(f"{name}no token can be chosen: the model's output has only NaN or -inf, check the model")
 
 
-def sample_batch(logits: Floats, samplers: Sequence[Sampler]) -> list[int | SampleError]:
+def sample_batch(logits: Floats | Sequence[Floats], samplers: Sequence[Sampler]) -> list[int | SampleError]:
     """Choose one token per row; a row of nothing but NaN and -inf gives its error in the token's place.
 
-    Shapes: logits [n_rows, n_vocab]; row i belongs to samplers[i]. The logits are not changed, and the tokens are not
-    accepted: the caller does that once it keeps them.
+    Shapes: logits [n_rows, n_vocab], or as many rows; row i belongs to samplers[i]. The logits are not changed, and the
+    tokens are not accepted: the caller does that once it keeps them.
     """
-    if logits.ndim != 2 or len(logits) != len(samplers):
-        raise ValueError(f"logits of shape {logits.shape} for {len(samplers)} samplers")
+    if len(logits) != len(samplers) or any(row.ndim != 1 for row in logits):
+        raise ValueError(f"logits of shape {np.shape(logits)} for {len(samplers)} samplers")
     result: list[int | SampleError] = [0] * len(samplers)
     narrow: list[tuple[int, Ids, Floats]] = []  # row number, candidates, their logits
     for i, sampler in enumerate(samplers):
