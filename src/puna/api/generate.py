@@ -108,10 +108,22 @@ class ChatRequest(_Common):
     tools: list[dict[str, Any]] = Field(default_factory=list)
 
 
+class ReplyFunction(BaseModel):
+    index: int  # of the call within the reply
+    name: str
+    arguments: dict[str, Any]
+
+
+class ReplyCall(BaseModel):
+    id: str
+    function: ReplyFunction
+
+
 class ReplyMessage(BaseModel):
     role: str = "assistant"
     content: str = ""
     thinking: str | None = None
+    tool_calls: list[ReplyCall] | None = None
 
 
 class _GenerateHead(BaseModel):

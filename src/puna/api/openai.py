@@ -88,11 +88,16 @@ class ChatCompletionRequest(_Common):
     messages: list[Message] = Field(default_factory=list)
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: Any = None
     response_format: dict[str, Any] | None = None
     reasoning: Reasoning = Reasoning()
     reasoning_effort: str = ""
     logprobs: bool = False
     top_logprobs: int = 0
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def options(self) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from puna import wire
 from puna.api.options import Options
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner, error_from
+from puna.prompt.output import Parser, Part
 from puna.server.scheduler import Loaded, Scheduler
-from puna.server.thinking import Tags, ThinkingParser, Thought
 from puna.store.model import StoredModel
 
 T = TypeVar("T")
 MakePrompt = Callable[[Loaded], Awaitable[str]]
+MakeParser = Callable[[str], Parser | None]
 
 _SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
 _MAX_CONTEXTS = 10  # an answer without a limit of its own ends after so many contexts' worth of tokens
@@ -41,7 +42,8 @@ class Job:
     truncate: bool = True
     shift: bool = True
     return_tokens: bool = False
-    thinking: Tags | None = None  # around the thoughts that are to be told from the answer
+    make_parser: MakeParser = lambda _: None  # for the output that follows a prompt
+    show_control_tokens: bool = False  # the parser needs them
     began_ns: int = field(default_factory=time.monotonic_ns)
 
 
@@ -54,18 +56,18 @@ class Finished:
     total_ns: int
 
 
-Parts = AsyncGenerator[str | Thought | Finished, None]
+Parts = AsyncGenerator[Part | Finished, None]
 
 
 async def run(scheduler: Scheduler, job: Job) -> Parts:
-    """Pieces of thought and text, then exactly one Finished. Closing the generator cancels the work wherever it is.
+    """Thoughts, text and tool calls, then exactly one Finished. Closing the generator cancels the work wherever it is.
 
     Errors: what loading raises; RunnerDied; what the runner reports, as the error of its status.
     """
     async with scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
         load_ns = time.monotonic_ns() - job.began_ns
         prompt = await job.make_prompt(loaded)
-        parser = ThinkingParser(job.thinking, prompt) if job.thinking else None
+        parser = job.make_parser(prompt)
         async with aclosing(loaded.runner.complete(completion_request(job, prompt, loaded.n_ctx))) as replies:
             async for reply in replies:
                 if isinstance(reply, wire.Piece):
@@ -94,6 +96,7 @@ def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequ
         truncate=job.truncate,
         shift=job.shift,
         return_tokens=job.return_tokens,
+        show_control_tokens=job.show_control_tokens,
     )
 
 

@@ -12,10 +12,11 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from puna.api import go_json
+from puna.api.generate import ReplyCall, ReplyFunction
+from puna.prompt.output import Call, Thought
 from puna.server.bodies import NDJSON, Stream
 from puna.server.errors import JSON_CONTENT_TYPE, native_body
 from puna.server.generation import Finished, Parts
-from puna.server.thinking import Thought
 
 
 def now() -> str:
@@ -59,11 +60,13 @@ async def answer(parts: Parts, reply: MakeReply, *, stream: bool) -> Response:
     if stream:
         return Stream(_lines(parts, reply), NDJSON, error_line)
     whole = await gather(parts)
-    return respond(reply(whole.text, whole.thought, **final_fields(whole.finished)))
+    calls = {"tool_calls": [reply_call(call, index) for index, call in enumerate(whole.calls)]} if whole.calls else {}
+    return respond(reply(whole.text, whole.thought, **calls, **final_fields(whole.finished)))
 
 
 async def _lines(parts: Parts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
     """One line per piece, then the line with the counts."""
+    n_calls = 0
     async with aclosing(parts):
         async for part in parts:
             match part:
@@ -71,8 +74,15 @@ async def _lines(parts: Parts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
                     yield body_of(reply("", "", **final_fields(part))) + b"\n"
                 case Thought(text):
                     yield body_of(reply("", text)) + b"\n"
+                case Call():
+                    yield body_of(reply("", "", tool_calls=[reply_call(part, n_calls)])) + b"\n"
+                    n_calls += 1
                 case text:
                     yield body_of(reply(text, "")) + b"\n"
+
+
+def reply_call(call: Call, index: int) -> ReplyCall:
+    return ReplyCall(id=call.id, function=ReplyFunction(index=index, name=call.name, arguments=call.arguments))
 
 
 @dataclass(frozen=True)
@@ -81,18 +91,22 @@ class Whole:
 
     text: str
     thought: str
+    calls: list[Call]
     finished: Finished
 
 
 async def gather(parts: Parts) -> Whole:
     text: list[str] = []
     thought: list[str] = []
+    calls: list[Call] = []
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, Finished):
-                return Whole("".join(text), "".join(thought), part)
+                return Whole("".join(text), "".join(thought), calls, part)
             if isinstance(part, Thought):
                 thought.append(part.text)
+            elif isinstance(part, Call):
+                calls.append(part)
             else:
                 text.append(part)
     raise AssertionError("a generation ended without its last message")

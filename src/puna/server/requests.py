@@ -20,11 +20,11 @@ from puna.api import options as model_options
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, NotFound, PunaError, UnsupportedModel
 from puna.llm.load import wanted_load
+from puna.prompt.output_format import OutputFormat
 from puna.prompt.render import Think
 from puna.server import prompts
 from puna.server.generation import Job, MakePrompt
 from puna.server.scheduler import Loaded, Scheduler
-from puna.server.thinking import tags_of
 from puna.settings import Settings
 from puna.store.details import read_details
 from puna.store.model import StoredModel
@@ -121,7 +121,7 @@ def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, d
         return await prompts.Conversation(model, turns, [], think, truncate, request.template).prompt(loaded)
 
     extra = {"context": request.context, "return_tokens": not request.raw}
-    return _job(caller, model, request, defaults, make_prompt, None if request.raw else think, **extra)
+    return _job(caller, model, request, defaults, make_prompt, None if request.raw else think, [], **extra)
 
 
 def chat_job(caller: Caller, model: StoredModel, request: ChatRequest, defaults: Defaults = NONE) -> Job:
@@ -131,7 +131,7 @@ def chat_job(caller: Caller, model: StoredModel, request: ChatRequest, defaults:
     think = _common_checks(model, request)
     turns = prompts.assemble(model, [prompts.turn_of(message) for message in request.messages])
     conversation = prompts.Conversation(model, turns, request.tools, think, request.truncate)
-    return _job(caller, model, request, defaults, conversation.prompt, think)
+    return _job(caller, model, request, defaults, conversation.prompt, think, request.tools)
 
 
 def _job(
@@ -141,8 +141,11 @@ def _job(
     defaults: Defaults,
     make_prompt: MakePrompt,
     think: Think,
+    tools: list[dict[str, Any]],
     **extra: Any,
 ) -> Job:
+    output = OutputFormat.of(getattr(request, "template", "") or model.template, model.chat_template, model.family)
+    is_raw = getattr(request, "raw", False)
     options = model_options.merge(defaults, model.parameters, request.options)
     return Job(
         model=model,
@@ -152,7 +155,8 @@ def _job(
         keep_alive=request.keep_alive,
         truncate=request.truncate,
         shift=request.shift,
-        thinking=tags_of(model) if think else None,
+        make_parser=lambda prompt: None if is_raw else output.parser(prompt, think=bool(think), tools=tools),
+        show_control_tokens=not is_raw and output.needs_control_tokens(think=bool(think), tools=bool(tools)),
         began_ns=caller.began_ns,
         **extra,
     )

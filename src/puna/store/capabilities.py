@@ -56,6 +56,7 @@ THINKING_FAMILIES = frozenset({"gptoss", "gpt-oss"})
 _GO_COMMENT = re.compile(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", re.DOTALL)
 _GO_ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _GO_THINKING = re.compile(r"\}\}([^{}]*\S[^{}]*)\{\{-?\s*(?:\$?\w*)\.Thinking\s*-?\}\}([^{}]*\S[^{}]*)\{\{", re.DOTALL)
+_JINJA_THINKING = ("<think>", "<thinking>", "[THINK]", "<|START_THINKING|>", "<seed:think>", "<|channel|>analysis")
 _JINJA_TAG = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
 _STRING = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 
@@ -87,7 +88,7 @@ def _uses(template: str, variable: str) -> bool:
 
 
 def _shows_thinking(template: str, jinja: str) -> bool:
-    return "<think>" in jinja or bool(_GO_THINKING.search(template) and _uses(template, "Messages"))
+    return any(mark in jinja for mark in _JINJA_THINKING) or bool(_GO_THINKING.search(template) and _uses(template, "Messages"))
 
 
 def _mentions_tools(jinja: str) -> bool:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from puna.server.thinking import Tags, ThinkingParser, Thought
+from puna.prompt.output import Thought
+from puna.prompt.thinking import Tags, ThinkingParser
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import HI, lines
 from tests.unit.server.test_openai import events

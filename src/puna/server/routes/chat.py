@@ -25,7 +25,7 @@ async def chat(request: Request) -> Response:
 
     def reply(text: str = "", thought: str = "", **fields: Any) -> ChatReply:
         fields.pop("context", None)
-        said = ReplyMessage(content=text, thinking=thought or None)
+        said = ReplyMessage(content=text, thinking=thought or None, tool_calls=fields.pop("tool_calls", None))
         return ChatReply(model=message.model, created_at=now(), message=said, **fields)
 
     if not message.messages and message.keep_alive == 0:

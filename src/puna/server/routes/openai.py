@@ -9,6 +9,7 @@ Source: Ollama's OpenAI compatibility.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -25,12 +26,12 @@ from puna.api import go_json
 from puna.api import openai as api
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, InvalidName, NotFound
+from puna.prompt.output import Call, Thought
 from puna.server.bodies import EVENT_STREAM, Stream, json_response, read_json
 from puna.server.errors import openai_body
 from puna.server.generation import Finished, Job, Parts, run
 from puna.server.native import gather
 from puna.server.requests import Caller, chat_job, generate_job
-from puna.server.thinking import Thought
 from puna.store.model import StoredModel
 from puna.store.names import Name
 
@@ -71,8 +72,12 @@ async def chat_completions(request: Request) -> Response:
     if message.stream:
         return _stream(_chat_events(run(caller.scheduler, job), shape, message.stream_options.include_usage))
     whole = await gather(run(caller.scheduler, job))
-    said = {"role": "assistant", "content": whole.text} | ({"reasoning": whole.thought} if whole.thought else {})
-    choice = {"index": 0, "message": said, "finish_reason": whole.finished.done.reason}
+    said: dict[str, Any] = {"role": "assistant", "content": whole.text}
+    if whole.thought:
+        said["reasoning"] = whole.thought
+    if whole.calls:
+        said["tool_calls"] = [_call(call, index) for index, call in enumerate(whole.calls)]
+    choice = {"index": 0, "message": said, "finish_reason": _reason(whole.finished, has_called=bool(whole.calls))}
     return json_response(shape.message([choice], usage=_usage(whole.finished)))
 
 
@@ -81,7 +86,7 @@ def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
         {
             "model": message.model,
             "messages": api.native_messages(message.messages),
-            "tools": message.tools,
+            "tools": message.offered_tools,
             "options": message.options,
             "think": api.think(message),
             "format": _format(message.response_format),
@@ -100,6 +105,16 @@ def _format(response_format: dict[str, Any] | None) -> Any:
     return None
 
 
+def _call(call: Call, index: int) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"index": index, "id": call.id, "type": "function", "function": function}
+
+
+def _reason(finished: Finished, *, has_called: bool) -> str:
+    reason = finished.done.reason
+    return "tool_calls" if has_called and reason == "stop" else reason
+
+
 async def _chat_events(parts: Parts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
     """The role comes with the first chunk only, the finish reason in a chunk of its own."""
 
@@ -108,14 +123,18 @@ async def _chat_events(parts: Parts, shape: Shape, include_usage: bool) -> Async
         return _event(shape.message([choice], "chat.completion.chunk"))
 
     role = {"role": "assistant"}
+    n_calls = 0
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, str):
                 yield chunk({**role, "content": part})
             elif isinstance(part, Thought):
                 yield chunk({**role, "reasoning": part.text})
+            elif isinstance(part, Call):
+                yield chunk({**role, "tool_calls": [_call(part, n_calls)]})
+                n_calls += 1
             else:
-                yield chunk({**role, "content": ""} if role else {}, part.done.reason)
+                yield chunk({**role, "content": ""} if role else {}, _reason(part, has_called=n_calls > 0))
                 if include_usage:
                     yield _event(shape.message([], "chat.completion.chunk", usage=_usage(part)))
                 yield _DONE

@@ -12,7 +12,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-from puna.store.model import StoredModel
+from puna.prompt.output import Part, Thought, overlap
 
 _AROUND_THINKING = re.compile(r"\}\}([^{}]*\S[^{}]*)\{\{-?\s*(?:\$?\w*)\.Thinking\s*-?\}\}([^{}]*\S[^{}]*)\{\{", re.DOTALL)
 
@@ -23,17 +23,22 @@ class Tags:
     end: str = "</think>"
 
 
-@dataclass(frozen=True)
-class Thought:
-    """A piece of thinking, among pieces of text."""
+_KNOWN = (
+    Tags(),
+    Tags("<thinking>", "</thinking>"),
+    Tags("[THINK]", "[/THINK]"),
+    Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    Tags("<seed:think>", "</seed:think>"),
+)
 
-    text: str
 
-
-def tags_of(model: StoredModel) -> Tags:
-    """The text directly before and after the thinking in the model's own template, else the usual tags."""
-    match = _AROUND_THINKING.search(model.template)
-    return Tags(match.group(1).strip(), match.group(2).strip()) if match else Tags()
+def tags_in(go_template: str, jinja_template: str) -> Tags:
+    """The text directly before and after the thinking in the Go template, else tags that a template names, else the usual."""
+    match = _AROUND_THINKING.search(go_template)
+    if match:
+        return Tags(match.group(1).strip(), match.group(2).strip())
+    template = go_template or jinja_template
+    return next((tags for tags in _KNOWN if tags.begin in template or tags.end in template), Tags())
 
 
 class _State(enum.Enum):
@@ -52,22 +57,22 @@ class ThinkingParser:
         self._held = ""
         self._state = _State.AFTER_BEGIN if prompt.rstrip().endswith(tags.begin) else _State.BEFORE
 
-    def feed(self, text: str) -> list[str | Thought]:
+    def feed(self, text: str) -> list[Part]:
         """What is known to be thought or text after *text* has come."""
         self._held += text
-        found: list[str | Thought] = []
+        found: list[Part] = []
         while self._step(found):
             pass
         return [part for part in found if part not in ("", Thought(""))]
 
-    def finish(self) -> list[str | Thought]:
+    def finish(self) -> list[Part]:
         """What was held back, now that no more comes."""
         rest, self._held = self._held, ""
         if not rest or self._state in (_State.AFTER_BEGIN, _State.AFTER_END):
             return []
         return [Thought(rest) if self._state is _State.THINKING else rest]
 
-    def _step(self, found: list[str | Thought]) -> bool:
+    def _step(self, found: list[Part]) -> bool:
         """Take what can be taken from the held text; True when the state changed and there may be more."""
         match self._state:
             case _State.BEFORE:
@@ -99,19 +104,14 @@ class ThinkingParser:
         self._state = _State.THINKING if self._state is _State.AFTER_BEGIN else _State.ANSWERING
         return True
 
-    def _look_for_end(self, found: list[str | Thought]) -> bool:
+    def _look_for_end(self, found: list[Part]) -> bool:
         thought, tag, rest = self._held.partition(self._tags.end)
         if tag:
             found.append(Thought(thought))
             self._held = rest
             self._state = _State.AFTER_END
             return True
-        n_held = _overlap(self._held, self._tags.end)
+        n_held = overlap(self._held, self._tags.end)
         found.append(Thought(self._held[: len(self._held) - n_held]))
         self._held = self._held[len(self._held) - n_held :]
         return False
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Characters at the end of *text* that may be the beginning of *tag*."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)

@@ -1,0 +1,265 @@
+"""Tool calls in a complete piece of text, in any of the forms that model families use.
+
+JSON objects (``{"name": ..., "arguments": ...}`` and its relatives) alone, in lists or in sequence; a name followed by a
+JSON object; XML-like functions with parameters; Python-like calls. Only tools that the request named are called.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from puna.prompt.output import Call
+from puna.prompt.tools.values import clean, first_json, lenient, literal, parse_python
+
+Found = list[Call | str]  # calls, and texts in between that are none
+
+_NAME_KEYS = ("name", "tool_name", "function_name", "tool", "function")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "tool_input", "kwargs")
+_DECORATION = re.compile(r"\[ARGS\]|\[CALL_ID\][\w-]*|```\w*|<[|｜][\w▁]+[|｜]>")
+_NAMED = re.compile(r"([A-Za-z_][\w.:/-]*)\s*(?=\{)")
+_FUNCTION = re.compile(
+    r"<(?:function=|function\s+name=|invoke\s+name=)[\"']?([\w.:/-]+)[\"']?\s*>(.*?)(?:</(?:function|invoke)>|(?=<function|<invoke)|\Z)",
+    re.DOTALL,
+)
+_PARAMETER = re.compile(r"<parameter(?:=|\s+name=)[\"']?([^>\"']+?)[\"']?\s*>(.*?)(?:</parameter>|(?=<parameter)|\Z)", re.DOTALL)
+_ARG_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_SEPARATORS = " \t\r\n,;"
+_MAX_SEARCH_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What must be known of a tool to recognise a call of it."""
+
+    name: str
+    kinds: Mapping[str, str]  # JSON type by parameter, in the tool's order
+
+
+class Tools:
+    """The tools of one request."""
+
+    def __init__(self, described: Iterable[Mapping[str, Any]]) -> None:
+        found = [_tool(item) for item in described]
+        self._by_name = {tool.name: tool for tool in found if tool.name}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    def find(self, name: Any) -> Tool | None:
+        """By its name, also with the prefix or the number that some models add."""
+        if not isinstance(name, str):
+            return None
+        wanted = name.strip()
+        for candidate in (wanted, wanted.removeprefix("functions."), re.sub(r":\d+$", "", wanted.removeprefix("functions."))):
+            if candidate in self._by_name:
+                return self._by_name[candidate]
+        return self._by_name.get(re.sub(r"\.call$", "", wanted))
+
+
+def _tool(described: Mapping[str, Any]) -> Tool:
+    function = described.get("function")
+    function = function if isinstance(function, dict) else {}
+    name, schema = function.get("name"), function.get("parameters")
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    kinds = {
+        str(key): value.get("type") if isinstance(value, dict) and isinstance(value.get("type"), str) else ""
+        for key, value in (properties.items() if isinstance(properties, dict) else ())
+    }
+    return Tool(name if isinstance(name, str) else "", {key: kind or "" for key, kind in kinds.items()})
+
+
+def find_calls(text: str, tools: Tools, *, is_marked: bool = True) -> Found:
+    """All calls in *text* with what stands between them; nothing at all when there is no call.
+
+    *is_marked*: the model said that this is a call, so a looser form is enough.
+    """
+    readers: tuple[Callable[[str, Tools], Found], ...] = (_json, _python)
+    if is_marked:
+        readers = (_json, _functions, _argument_pairs, _named, _python)
+    for read in readers:
+        try:
+            found = read(text, tools) if read is not _json else _json(text, tools, is_marked=is_marked)
+        except ValueError:
+            continue
+        if any(isinstance(part, Call) for part in found):
+            return [part for part in found if isinstance(part, Call) or part.strip(_SEPARATORS)]
+    return []
+
+
+def call_of(name: str, arguments: str, tools: Tools) -> Call | None:
+    """A call whose name came apart from its arguments."""
+    tool = tools.find(name)
+    if tool is None:
+        return None
+    try:
+        value = lenient(arguments) if arguments.strip() else {}
+    except ValueError:
+        return None
+    return Call(tool.name, value) if isinstance(value, dict) else None
+
+
+def _json(text: str, tools: Tools, *, is_marked: bool = True) -> Found:
+    body = text.strip(_SEPARATORS)
+    if not body.startswith(("{", "[")):
+        return []
+    found: Found = []
+    position = 0
+    while position < len(body):
+        try:
+            value, end = first_json(body, position)
+        except ValueError:
+            if position == 0:
+                return _in_value(lenient(body), body, tools, is_marked)
+            return [*found, body[position:]]
+        found += _in_value(value, body[position:end], tools, is_marked)
+        position = end
+        while position < len(body) and body[position] in _SEPARATORS:
+            position += 1
+        if position < len(body) and body[position] not in "{[":
+            rest = body[position:]
+            return found if not rest.strip("}] \t\r\n") else [*found, rest]
+    return found
+
+
+def _in_value(value: Any, text: str, tools: Tools, is_marked: bool) -> Found:
+    if isinstance(value, list):
+        found: Found = []
+        for item in value:
+            call = _from_object(item, tools, is_marked)
+            found.append(call if call else _shown(item))
+        return found if any(isinstance(part, Call) for part in found) else [text]
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        return _in_value(value["tool_calls"], text, tools, is_marked)
+    call = _from_object(value, tools, is_marked)
+    return [call if call else text]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _from_object(value: Any, tools: Tools, is_marked: bool, depth: int = 0) -> Call | None:
+    if not isinstance(value, dict) or depth > _MAX_SEARCH_DEPTH:
+        return None
+    for key in _NAME_KEYS:
+        inner = value.get(key)
+        if key == "function" and isinstance(inner, dict):
+            return _from_object(inner, tools, is_marked, depth + 1)
+        tool = tools.find(inner)
+        if tool is not None:
+            return _with_arguments(tool, value, key, is_marked)
+    if len(value) == 1:
+        ((name, arguments),) = value.items()
+        tool = tools.find(name)
+        if tool is not None and isinstance(arguments, dict):
+            return Call(tool.name, arguments)
+    return None
+
+
+def _with_arguments(tool: Tool, value: dict[str, Any], name_key: str, is_marked: bool) -> Call | None:
+    for key in (*_ARGUMENT_KEYS, tool.name):
+        if key not in value or key == name_key:
+            continue
+        arguments = value[key]
+        if isinstance(arguments, str):
+            try:
+                arguments = lenient(arguments) if arguments.strip() else {}
+            except ValueError:
+                return None
+        if arguments is None:
+            arguments = {}
+        return Call(tool.name, arguments) if isinstance(arguments, dict) else None
+    rest = {key: item for key, item in value.items() if key not in (name_key, "id", "type", "tool_call_id")}
+    return Call(tool.name, rest) if is_marked else None
+
+
+def _named(text: str, tools: Tools) -> Found:
+    """``name {...}``, with the marks of the families around and between."""
+    body = _DECORATION.sub(" ", text)
+    found: Found = []
+    position = 0
+    while match := _NAMED.search(body, position):
+        tool = tools.find(match.group(1))
+        try:
+            value, end = first_json(body, match.end())
+        except ValueError:
+            try:
+                value, end = lenient(body[match.end() :]), len(body)
+            except ValueError:
+                break
+        if tool is None or not isinstance(value, dict):
+            found.append(body[position:end])
+        else:
+            found.append(Call(tool.name, value))
+        position = end
+    return [*found, body[position:]]
+
+
+def _functions(text: str, tools: Tools) -> Found:
+    """``<function=name><parameter=key>value</parameter></function>`` and ``<invoke name="...">``."""
+    found: Found = []
+    position = 0
+    for match in _FUNCTION.finditer(text):
+        name, body = match.groups()
+        found.append(text[position : match.start()])
+        tool = tools.find(name)
+        if tool is None:
+            found.append(match.group())
+        elif body.strip().startswith("{"):
+            found.append(call_of(name, body, tools) or match.group())
+        else:
+            given = {key.strip(): _typed(value, tool.kinds.get(key.strip(), "")) for key, value in _PARAMETER.findall(body)}
+            found.append(Call(tool.name, given))
+        position = match.end()
+    return [*found, text[position:]]
+
+
+def _argument_pairs(text: str, tools: Tools) -> Found:
+    """A name, then pairs of ``<arg_key>`` and ``<arg_value>``."""
+    name = text.partition("<")[0].strip()
+    tool = tools.find(name)
+    if tool is None:
+        return []
+    given = {key.strip(): _typed(value, tool.kinds.get(key.strip(), "")) for key, value in _ARG_PAIR.findall(text)}
+    return [Call(tool.name, given)] if given or not text.strip()[len(name) :].strip() else []
+
+
+def _typed(text: str, kind: str) -> Any:
+    """A parameter written as bare text; one line break around it belongs to the format."""
+    body = text.removeprefix("\n").removesuffix("\n")
+    if kind == "string":
+        return clean(body)
+    try:
+        return lenient(body)
+    except ValueError:
+        return clean(body)
+
+
+def _python(text: str, tools: Tools) -> Found:
+    """``f(a=1)``, or several of them in a list."""
+    node = parse_python(text.strip(_SEPARATORS))
+    nodes: Sequence[ast.expr] = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    found: Found = []
+    for item in nodes:
+        call = _python_call(item, tools)
+        if call is None:
+            return []
+        found.append(call)
+    return found
+
+
+def _python_call(node: ast.expr, tools: Tools) -> Call | None:
+    if not isinstance(node, ast.Call):
+        return None
+    tool = tools.find(ast.unparse(node.func))
+    if tool is None:
+        return None
+    given = dict(zip(tool.kinds, (literal(item) for item in node.args), strict=False))
+    for keyword in node.keywords:
+        value = literal(keyword.value)
+        given |= {keyword.arg: value} if keyword.arg is not None else value
+    return Call(tool.name, clean(given))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from puna.prompt.harmony import HarmonyParser, is_harmony
+from puna.prompt.output import Call, Part, Thought, joined
+from puna.prompt.tools.calls import Tools
+
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "weather"}}]
+PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+OSLO = Call("weather", {"city": "Oslo"})
+
+
+def parsed(text: str, cuts: list[int], prompt: str = PROMPT, *, think: bool = True) -> list[Part]:
+    parser = HarmonyParser(prompt, Tools(TOOLS), shows_thinking=think)
+    bounds = [0, *sorted({min(cut, len(text)) for cut in cuts}), len(text)]
+    parts = [part for begin, end in itertools.pairwise(bounds) for part in parser.feed(text[begin:end])]
+    return joined(parts + parser.finish())
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
+CASES: list[tuple[str, str, list[Part]]] = [
+    (PROMPT, "", []),
+    (PROMPT, f"{ANALYSIS}<|start|>assistant<|channel|>final<|message|>Hello", [Thought("Hm."), "Hello"]),
+    (PROMPT, "<|channel|>final<|message|>a <b> <|c", ["a <b> <|c"]),
+    (
+        PROMPT,
+        f'{ANALYSIS}<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{{"city": "Oslo"}}',
+        [Thought("Hm."), OSLO],
+    ),
+    (PROMPT, ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}<|call|>', [OSLO]),
+    (
+        PROMPT,
+        '<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.weather<|channel|>commentary'
+        '<|message|>{"city": "Oslo"}<|call|>',
+        ["I look.", OSLO],
+    ),
+    (PROMPT, "<|channel|>commentary to=functions.weather<|message|>not json<|call|>", ["not json"]),
+    (PROMPT, "<|channel|>commentary to=functions.other<|message|>{}<|call|>", ["{}"]),
+    (PROMPT, "Plain words.", ["Plain words."]),
+    (PROMPT, "asparagus", ["asparagus"]),
+    (PROMPT, "<|channel|>analysis", []),
+    (PROMPT + "<|channel|>final<|message|>He", "llo", ["llo"]),
+    ("", "Hello", ["Hello"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompt", "text", "expected"), CASES)
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(0, 160), max_size=12))
+def test_the_parts_are_the_same_however_the_text_is_cut(prompt: str, text: str, expected: list[Part], cuts: list[int]) -> None:
+    assert parsed(text, cuts, prompt) == expected
+    assert parsed(text, list(range(len(text))), prompt) == expected
+
+
+def test_thoughts_can_be_left_out() -> None:
+    assert parsed(f"{ANALYSIS}<|start|>assistant<|channel|>final<|message|>Hi", [], think=False) == ["Hi"]
+
+
+FRAGMENTS = st.sampled_from(
+    ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "analysis", "final", " to=functions.weather", "assistant", "{", '"', "x", "<|", " "]  # noqa: E501
+)  # fmt: skip
+
+
+@given(text=st.lists(FRAGMENTS, max_size=12).map("".join), cuts=st.lists(st.integers(0, 120), max_size=8))
+def test_no_output_is_an_error(text: str, cuts: list[int]) -> None:
+    assert parsed(text, cuts) == parsed(text, [])
+
+
+def test_templates_that_speak_harmony() -> None:
+    assert is_harmony("<|start|>{{ role }}<|channel|>final<|message|>")
+    assert not is_harmony("<|start|>{{ role }}<|message|>")
