@@ -57,7 +57,12 @@ class Running:
     def ask(self, inputs: list[Any], **fields: Any) -> EmbeddingReply | Failed:
         replies: list[EmbeddingReply | Failed] = []
         there = threading.Event()
-        self.engine.embed(EmbeddingRequest(inputs=inputs, **fields), lambda reply: (replies.append(reply), there.set())[0])
+
+        def emit(reply: EmbeddingReply | Failed) -> None:
+            replies.append(reply)
+            there.set()
+
+        self.engine.embed(EmbeddingRequest(inputs=inputs, **fields), emit)
         assert there.wait(20)
         return replies[0]
 

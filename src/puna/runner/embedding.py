@@ -96,8 +96,6 @@ class EmbeddedText:
         self.tokens = tokens
         self.n_ctx = n_ctx
         self.n_computed = 0
-        self.order = 0  # of admission
-        self.is_paused = False  # gave way to others, until the pool has room
         self.slot = -1
         self.order = 0  # of admission
         self.is_paused = False  # gave way to others; goes on as soon as it gets its turn again
@@ -176,11 +174,15 @@ def n_special_at_end(tokens: list[int], plain: list[int]) -> int:
 
 
 def short(values: Vector) -> npt.NDArray[np.float64]:
-    """The same numbers with nine significant digits, enough to tell every float32 apart: half the JSON."""
+    """The same numbers with as few decimal digits as tell them from their neighbours: half the JSON."""
     wide = values.astype(np.float64)
     exponents = np.floor(np.log10(np.abs(wide), where=wide != 0, out=np.zeros_like(wide)))
-    factors = 10.0 ** (8 - exponents)
-    return np.round(wide * factors) / factors
+    result = wide
+    for n_digits in (9, 8, 7):  # nine suffice for every float32, seven mostly do
+        factors = 10.0 ** (n_digits - 1 - exponents)
+        rounded = np.round(wide * factors) / factors
+        result = np.where(rounded.astype(np.float32) == values, rounded, result)
+    return result
 
 
 Waiting = Request | EmbeddingJob
