@@ -72,6 +72,7 @@ class CompletionRequest(Message, frozen=True):
     truncate: bool = True  # False: a prompt that is too long is an error
     shift: bool = True
     return_tokens: bool = False  # Done.tokens carries prompt and answer
+    show_control_tokens: bool = False  # their text is part of the answer; the token that ends it never is
     request_id: str = ""
 
 
