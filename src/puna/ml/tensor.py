@@ -74,11 +74,16 @@ class Tensor(Protocol):
     def swiglu(self, up: Self) -> Self:
         """silu(self) * up"""
 
+    def geglu(self, up: Self) -> Self:
+        """gelu(self) * up"""
+
+    def tanh(self) -> Self: ...
+
     def rope(self, positions: Self, options: RopeOptions, factors: Self | None = None) -> Self:
         """Self [head_dim, n_heads, n], positions I32 [n]; factors F32 [n_dims/2] divide the frequencies."""
 
-    def flash_attention(self, key: Self, value: Self, mask: Self, scale: float) -> Self:
-        """Softmax(scale * K·q + mask)·V, fused.
+    def flash_attention(self, key: Self, value: Self, mask: Self, scale: float, softcap: float = 0.0) -> Self:
+        """Softmax(scale * K·q + mask)·V, fused; a softcap c bends scores s to c * tanh(s / c).
 
         Shapes: self [head_dim, n, n_heads, s], key and value [head_dim, m, n_kv_heads, s], mask F16 [m, n, 1, s];
         the result is [head_dim, n_heads, n, s].

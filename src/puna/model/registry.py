@@ -11,6 +11,7 @@ from puna.model.model import Model
 
 ARCHITECTURES: dict[str, str] = {
     "bert": "puna.model.arch.bert:Bert",
+    "gemma3": "puna.model.arch.gemma3:Gemma3",
     "llama": "puna.model.arch.llama:Llama",
 }
 

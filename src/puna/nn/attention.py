@@ -9,7 +9,9 @@ from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
 
 
-def attention(ctx: Context, query: Tensor, key: Tensor, value: Tensor, cache: Cache, scale: float) -> Tensor:
+def attention(
+    ctx: Context, query: Tensor, key: Tensor, value: Tensor, cache: Cache, scale: float, *, softcap: float = 0.0
+) -> Tensor:
     """Store the batch's keys and values, then let every row attend to its own sequence.
 
     Shapes: query [head_dim, n_heads, n], key and value [head_dim, n_kv_heads, n]; the result is [head_dim * n_heads, n].
@@ -17,11 +19,11 @@ def attention(ctx: Context, query: Tensor, key: Tensor, value: Tensor, cache: Ca
     for tensor in (query, key, value):
         ctx.forward(tensor)  # keeps the products together, before the cache is written
     cache.put(ctx, key, value)
-    parts = [_attend(query, attended, scale) for attended in cache.get(ctx)]
+    parts = [_attend(query, attended, scale, softcap) for attended in cache.get(ctx)]
     return reduce(lambda a, b: a.concat(b, 1), parts)
 
 
-def _attend(query: Tensor, to: Attended, scale: float) -> Tensor:
+def _attend(query: Tensor, to: Attended, scale: float, softcap: float) -> Tensor:
     head_dim, n_heads, _, _ = query.shape
     token_bytes = 4 * head_dim * n_heads
     rows = query.view(
@@ -29,5 +31,5 @@ def _attend(query: Tensor, to: Attended, scale: float) -> Tensor:
         (4 * head_dim, token_bytes, to.n_rows * token_bytes),
         to.begin * token_bytes,
     )
-    mixed = rows.permute(0, 2, 1, 3).flash_attention(to.key, to.value, to.mask, scale)
+    mixed = rows.permute(0, 2, 1, 3).flash_attention(to.key, to.value, to.mask, scale, softcap)
     return mixed.reshape(to.value.shape[0] * n_heads, to.n_rows * to.n_sequences)

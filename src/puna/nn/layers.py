@@ -45,3 +45,8 @@ class LayerNorm:
     def __call__(self, x: Tensor, eps: float) -> Tensor:
         y = x.norm(eps) * self.weight
         return y if self.bias is None else y + self.bias
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """Bend values into (-cap, cap), leaving small ones as they are (Gemma Team 2024)."""
+    return x.scale(1 / cap).tanh().scale(cap)

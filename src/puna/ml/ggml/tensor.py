@@ -62,6 +62,12 @@ class GGMLTensor:
     def swiglu(self, up: GGMLTensor) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_swiglu_split(self.graph, self.address, up.address), self.graph)
 
+    def geglu(self, up: GGMLTensor) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_geglu_split(self.graph, self.address, up.address), self.graph)
+
+    def tanh(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_tanh(self.graph, self.address), self.graph)
+
     def rope(self, positions: GGMLTensor, options: RopeOptions, factors: GGMLTensor | None = None) -> GGMLTensor:
         o = options
         return GGMLTensor(
@@ -83,8 +89,11 @@ class GGMLTensor:
             self.graph,
         )
 
-    def flash_attention(self, key: GGMLTensor, value: GGMLTensor, mask: GGMLTensor, scale: float) -> GGMLTensor:
-        node = ggml().ggml_flash_attn_ext(self.graph, self.address, key.address, value.address, mask.address, scale, 0.0, 0.0)
+    def flash_attention(
+        self, key: GGMLTensor, value: GGMLTensor, mask: GGMLTensor, scale: float, softcap: float = 0.0
+    ) -> GGMLTensor:
+        operands = (self.address, key.address, value.address, mask.address)
+        node = ggml().ggml_flash_attn_ext(self.graph, *operands, scale, 0.0, softcap)
         ggml().ggml_prec_set_acc(node, PREC_F32)
         return GGMLTensor(node, self.graph)
 

@@ -1,0 +1,106 @@
+"""Several caches as one, each for some of the layers: windows beside full attention, recurrent layers beside both.
+
+Which layer goes to which cache is settled at construction. What the runner asks is asked of all; an operation that one
+of them would refuse changes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from puna.kvcache.batch import Batch
+from puna.kvcache.cache import Attended, CachePart
+from puna.ml.backend import Context
+from puna.ml.tensor import Tensor
+
+
+class LayeredCache:
+    """``choice[i]`` is the index in *parts* of the cache that layer i uses."""
+
+    def __init__(self, parts: Sequence[CachePart], choice: Sequence[int], max_sequences: int) -> None:
+        assert set(choice) == set(range(len(parts))), "the inputs of a part without layers would be in no graph"
+        self.parts = list(parts)
+        self.max_sequences = max_sequences
+        self._choice = list(choice)
+        self._active = self.parts[0]
+
+    # For models.
+
+    def layer(self, index: int) -> None:
+        self._active = self.parts[self._choice[index]]
+        self._active.layer(index)
+
+    def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
+        self._active.put(ctx, key, value)
+
+    def get(self, ctx: Context) -> list[Attended]:
+        return self._active.get(ctx)
+
+    # For the runner.
+
+    @property
+    def n_free(self) -> int:
+        return min(part.n_free for part in self.parts)
+
+    def check_room(self, batch: Batch) -> None:
+        for part in self.parts:
+            part.check_room(batch)
+
+    def start_forward(self, batch: Batch) -> Hashable:
+        self.check_room(batch)
+        return tuple(part.start_forward(batch) for part in self.parts)
+
+    def start_reserve(self, n_tokens: int) -> Hashable:
+        return tuple(part.start_reserve(n_tokens) for part in self.parts)
+
+    def make_inputs(self, ctx: Context) -> None:
+        for part in self.parts:
+            part.make_inputs(ctx)
+
+    def set_inputs(self, ctx: Context) -> None:
+        for part in self.parts:
+            part.set_inputs(ctx)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        if source == target:
+            return
+        for part in self.parts:
+            part.copy_prefix(source, target, length)
+        kept = self.prepare_restore(target, length)
+        for part in self.parts:
+            part.remove(target, kept)
+
+    def can_resume(self, sequence: int, position: int) -> bool:
+        return all(part.can_resume(sequence, position) for part in self.parts)
+
+    def prepare_restore(self, sequence: int, position: int) -> int:
+        while not self.can_resume(sequence, position):
+            # Some part cannot resume here, so its answer is smaller; 0 is possible for all.
+            position = min(part.prepare_restore(sequence, position) for part in self.parts)
+        return position
+
+    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+        if end is not None and end < self.length(sequence):
+            self.check_remove(sequence, begin, end)
+            for part in self.parts:
+                part.remove(sequence, begin, end)
+            return
+        # A part that cannot resume at begin would forget all; then the others need not hold what is left either.
+        begin = min(begin, self.length(sequence))
+        kept = begin if self.can_resume(sequence, begin) else 0
+        for part in self.parts:
+            part.remove(sequence, kept)
+
+    def check_remove(self, sequence: int, begin: int, end: int) -> None:
+        for part in self.parts:
+            part.check_remove(sequence, begin, end)
+
+    def length(self, sequence: int) -> int:
+        return self.parts[0].length(sequence)
+
+    def check_integrity(self) -> None:
+        for part in self.parts:
+            part.check_integrity()
+        for sequence in range(self.max_sequences):
+            lengths = {part.length(sequence) for part in self.parts}
+            assert len(lengths) == 1, f"the parts disagree on how long sequence {sequence} is: {sorted(lengths)}"
