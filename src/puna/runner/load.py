@@ -133,12 +133,13 @@ def allocate(path: Path, options: LoadOptions) -> Loaded:
     try:
         backend.allocate()
         forward.reserve()
+        pooling = pooling_of(backend.file)
         tokenizer = Tokenizer(path)
         if tokenizer.n_tokens > model.n_vocab:
             # A token without an embedding would end the process inside the library.
             tokenizer.close()
             raise FileFormatError(f"{path}: {tokenizer.n_tokens} tokens in the vocabulary, {model.n_vocab} in token_embd.weight")
-        return Loaded(backend, model, cache, forward, tokenizer, limits, pooling_of(backend.file))
+        return Loaded(backend, model, cache, forward, tokenizer, limits, pooling)
     except BaseException:
         forward.close()
         backend.close()

@@ -1,0 +1,160 @@
+"""The engine's promises to those who want vectors: turns, one reply whatever happens, nothing for who has left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from puna.errors import BadRequest, FileFormatError, UnsupportedModel
+from puna.runner.embedding import MAX_TEXTS
+from puna.runner.engine import Engine, RequestHandle
+from puna.runner.service import NotLoaded
+from puna.wire import CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
+from tests.tiny import CORPUS, write_bert, write_llama
+
+LONG = [CORPUS[i % 300 :][:400] for i in range(600)]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+def started(path: Path, **options: Any) -> Engine:
+    engine = Engine(path)
+    assert engine.load(LoadRequest(options=LoadOptions(**{"n_ctx": 128, "n_threads": 1, **options}))).success
+    wait_for(lambda: engine.health().status == "ready")
+    return engine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("bert") / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    engine = started(model)
+    yield engine
+    engine.close()
+
+
+class Answer:
+    """What came for one request, and when."""
+
+    def __init__(self, engine: Engine, inputs: list[str]) -> None:
+        self.replies: list[EmbeddingReply | Failed] = []
+        self.at_step = -1
+        self._engine = engine
+        self._there = threading.Event()
+        self.handle: RequestHandle = engine.embed(EmbeddingRequest(inputs=[*inputs]), self._emit)
+
+    def _emit(self, reply: EmbeddingReply | Failed) -> None:
+        self.at_step = self._engine.health().steps
+        self.replies.append(reply)
+        self._there.set()
+
+    @property
+    def reply(self) -> EmbeddingReply | Failed:
+        assert self._there.wait(30)
+        return self.replies[0]
+
+
+def test_a_long_list_does_not_keep_a_short_one_waiting(engine: Engine) -> None:
+    before = engine.health().steps
+    long = Answer(engine, LONG)
+    wait_for(lambda: engine.health().steps > before + 1)
+    asked = engine.health().steps
+    short = Answer(engine, ["hello"])
+    assert isinstance(short.reply, EmbeddingReply)
+    assert isinstance(long.reply, EmbeddingReply)
+    # The long list has at most MAX_TEXTS texts in hand; what is behind them waits its turn.
+    n_per_step = len(LONG) / (long.at_step - before)
+    assert short.at_step - asked <= MAX_TEXTS / n_per_step + 3
+    assert long.at_step - short.at_step > MAX_TEXTS / n_per_step
+    assert len(long.reply.embeddings) == len(LONG)
+
+
+def test_a_cancelled_list_ends_soon_and_once(engine: Engine) -> None:
+    before = engine.health().steps
+    answer = Answer(engine, LONG)
+    wait_for(lambda: engine.health().steps > before)
+    answer.handle.cancel()
+    assert answer.reply == Failed(error="the request was cancelled", status=499)
+    answer.handle.cancel()
+    wait_for(lambda: engine.health().active == engine.health().waiting == 0)
+    assert engine.health().steps < before + 60
+    assert isinstance(Answer(engine, ["still there"]).reply, EmbeddingReply)
+    assert len(answer.replies) == 1
+
+
+def test_many_at_once_get_what_they_get_alone(engine: Engine) -> None:
+    texts = [CORPUS[i : i + 10 + 7 * i] for i in range(24)]
+    alone = [Answer(engine, [text]).reply for text in texts]
+    together = [Answer(engine, [text, "and more"]) for text in texts]
+    for one, other in zip(alone, together, strict=True):
+        assert isinstance(one, EmbeddingReply)
+        assert isinstance(other.reply, EmbeddingReply)
+        assert other.reply.embeddings[0] == pytest.approx(one.embeddings[0], abs=2e-3)
+
+
+def test_closing_answers_everybody(model: Path) -> None:
+    engine = started(model)
+    answers = [Answer(engine, LONG) for _ in range(3)]
+    engine.close()
+    assert all(isinstance(answer.reply, Failed) and len(answer.replies) == 1 for answer in answers)
+    with pytest.raises(NotLoaded):
+        Answer(engine, ["hello"])
+
+
+def test_a_text_as_long_as_the_context_has_a_step_to_itself(model: Path, tmp_path: Path) -> None:
+    engine = started(write_bert(tmp_path / "long.gguf", n_ctx=1024), n_ctx=1024)
+    answer = Answer(engine, ["hello", " ".join([CORPUS] * 3), "world"])
+    assert isinstance(answer.reply, EmbeddingReply)
+    assert answer.reply.prompt_eval_count > 512
+    engine.close()
+
+
+def test_each_model_does_what_it_is_for(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="computes embeddings"):
+        engine.submit(CompletionRequest(prompt="hello"), lambda _: None)
+    for path in (
+        write_llama(tmp_path / "llama.gguf", n_layers=1),
+        write_bert(tmp_path / "none.gguf", pooling=0),
+        write_bert(tmp_path / "unsaid.gguf", pooling=None),
+    ):
+        other = started(path)
+        with pytest.raises(UnsupportedModel, match="this model does not support embeddings"):
+            Answer(other, ["hello"])
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"pooling": 7}, "pooling_type 7 is not known"),
+        ({"n_heads": 3}, "128 wide, 3 heads is not a BERT"),
+        ({"n_positions": 100}, "position_embd.weight has 100 positions, the context is 128"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, Any], error: str) -> None:
+    with pytest.raises(FileFormatError, match=error):
+        started(write_bert(tmp_path / "bad.gguf", **change))
+
+
+def test_measuring_takes_no_memory_and_says_what_loading_takes(model: Path) -> None:
+    engine = Engine(model)
+    options = LoadOptions(n_ctx=128, n_threads=1)
+    fit = engine.load(LoadRequest(operation="fit", options=options)).memory
+    taken = engine.load(LoadRequest(operation="alloc", options=options)).memory
+    assert fit is not None
+    assert fit == taken
+    assert sum(fit.devices[0].cache) == 0
+    engine.close()
