@@ -363,3 +363,77 @@ def write_bert(
         norm(f"{prefix}.layer_output_norm")
     writer.write(path)
     return Path(path)
+
+
+def write_gemma3(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    n_layers: int = 7,
+    n_embd: int = 128,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    head_dim: int = 64,
+    n_ff: int = 256,
+    n_ctx: int = 2048,
+    window: int = 64,
+    pattern: int | None = None,
+    logit_cap: float | None = None,
+    rope_factor: float | None = None,
+    dtype: str = "f32",
+    logits_std: float = 3.0,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """Write a Gemma 3 text model: windows with every sixth layer full, or every *pattern*-th; the head is tied."""
+    vocabulary = spm_vocabulary()
+    writer = GGUFWriter("gemma3")
+    writer.add("general.name", f"tiny gemma3 {dtype} seed {seed}")
+    numbers: dict[str, int] = {
+        "vocab_size": len(vocabulary.tokens),
+        "context_length": n_ctx,
+        "embedding_length": n_embd,
+        "block_count": n_layers,
+        "feed_forward_length": n_ff,
+        "attention.head_count": n_heads,
+        "attention.head_count_kv": n_kv_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.sliding_window": window,
+    }
+    if pattern is not None:
+        numbers["attention.sliding_window_pattern"] = pattern
+    for key, value in numbers.items():
+        writer.add(f"gemma3.{key}", value)
+    writer.add("gemma3.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add("gemma3.rope.freq_base", 1000000.0)
+    if rope_factor is not None:
+        writer.add("gemma3.rope.scaling.type", "linear")
+        writer.add("gemma3.rope.scaling.factor", rope_factor)
+    if logit_cap is not None:
+        writer.add("gemma3.final_logit_softcapping", logit_cap)
+    vocabulary.add_to(writer)
+    for key, value in (metadata or {}).items():
+        writer.add(key, value)
+
+    weights = RandomWeights(writer, seed, TensorType.from_name(dtype))
+    width, kv_width = n_heads * head_dim, n_kv_heads * head_dim
+    weights.matrix("token_embd.weight", len(vocabulary.tokens), n_embd, std=logits_std / math.sqrt(n_embd))
+    for layer in range(n_layers):
+        prefix = f"blk.{layer}"
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            weights.norm(f"{prefix}.{name}.weight", n_embd)
+        for name, n_out, n_in in (
+            ("attn_q", width, n_embd),
+            ("attn_k", kv_width, n_embd),
+            ("attn_v", kv_width, n_embd),
+            ("attn_output", n_embd, width),
+            ("ffn_gate", n_ff, n_embd),
+            ("ffn_up", n_ff, n_embd),
+            ("ffn_down", n_embd, n_ff),
+        ):
+            weights.matrix(f"{prefix}.{name}.weight", n_out, n_in)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            weights.norm(f"{prefix}.{name}.weight", head_dim)
+    weights.norm("output_norm.weight", n_embd, random_signs=True)
+    writer.write(path)
+    return Path(path)
