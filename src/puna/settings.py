@@ -143,6 +143,9 @@ class Settings:
     models: Path = _setting("OLLAMA_MODELS", _path, lambda: Path.home() / ".ollama" / "models", "where models are stored")
     keep_alive: float = _setting("OLLAMA_KEEP_ALIVE", _keep_alive, 300.0, "how long an idle model stays loaded")
     load_timeout: float = _setting("OLLAMA_LOAD_TIMEOUT", _timeout, 300.0, "how long a load may go without progress")
+    stall_timeout: float = _setting(
+        "PUNA_STALL_TIMEOUT", _timeout, 300.0, "how long a model may compute without a result before it is restarted"
+    )
     max_loaded_models: int = _setting("OLLAMA_MAX_LOADED_MODELS", _unsigned, 0, "models loaded at once (0: 3 per device)")
     num_parallel: int = _setting("OLLAMA_NUM_PARALLEL", _unsigned, 0, "requests computed at once per model (0: automatic)")
     max_queue: int = _setting("OLLAMA_MAX_QUEUE", _unsigned, 512, "requests that may wait before new ones get 503")

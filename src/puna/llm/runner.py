@@ -54,7 +54,8 @@ _ERRORS_BY_STATUS: dict[int, type[PunaError]] = {
 
 
 def command_for(model_path: Path) -> list[str]:
-    return [sys.executable, "-m", "puna", "runner", "--model", str(model_path), "--port", "0"]
+    # -P: a folder named puna where the server happens to run is not this package.
+    return [sys.executable, "-P", "-m", "puna", "runner", "--model", str(model_path), "--port", "0"]
 
 
 def error_from(failed: wire.Failed) -> PunaError:
@@ -70,6 +71,7 @@ class Runner:
         self._tail = Tail()
         self._port = 0
         self._closing = False
+        self._stuck = ""  # why it was given up
         self._stderr = asyncio.create_task(self._read_stderr(), name=f"runner {process.pid} stderr")
         self._stdout: asyncio.Task[None] | None = None
 
@@ -117,6 +119,13 @@ class Runner:
     async def wait(self) -> int:
         """Wait for the process to end; its return code is negative when a signal ended it."""
         return await self._process.wait()
+
+    def give_up(self, reason: str) -> None:
+        """Kill a process that no longer gets anywhere; its requests end with this reason."""
+        log.error("runner %d is killed: %s", self.pid, reason)
+        self._stuck = reason
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def load(self, request: wire.LoadRequest, stall_timeout_s: float) -> wire.LoadReply:
         """Load the model and wait until it can be used.
@@ -254,6 +263,8 @@ class Runner:
                 await asyncio.wait([self._stderr])
         if self._closing:
             return RunnerDied("the model was unloaded, or the server is shutting down")
+        if self._stuck:
+            return RunnerDied(self._stuck)
         if self._process.returncode is None:
             return RunnerDied(f"an error was encountered while running the model: {cause}")
         return RunnerDied(f"model runner has unexpectedly stopped ({self._how_it_ended()}){self._because()}")

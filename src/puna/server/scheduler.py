@@ -23,6 +23,7 @@ from puna import wire
 from puna.errors import LoadError, Overloaded
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner, command_for
+from puna.llm.watchdog import until_stalled
 from puna.settings import FOREVER, Settings
 
 log = logging.getLogger(__name__)
@@ -327,7 +328,14 @@ class Scheduler:
             self._forget(loaded)
             return
         self._place()  # requests may wait to load it with other options
-        await loaded.runner.wait()
+        runner = loaded.runner
+        watchdog = asyncio.create_task(until_stalled(runner, self.settings.stall_timeout))
+        ended = asyncio.create_task(runner.wait())
+        await asyncio.wait({watchdog, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if watchdog.done() and (reason := watchdog.result()):
+            runner.give_up(reason)
+        watchdog.cancel()
+        await ended
         if loaded.state is not State.CLOSING:
             log.error("the runner of %s has ended", loaded.model.model_path.name)
             self._close(loaded)

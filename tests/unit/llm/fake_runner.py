@@ -37,6 +37,7 @@ class Script:
     exit_at_load: int = -1
     stderr: str = ""  # written before dying
     die_at_piece: int = -1  # ends with SIGKILL before this piece
+    hang_at_piece: int = -1  # says nothing more, yet lives and answers about its health
     drop_at_piece: int = -1  # closes the connection there
     fail_at_piece: int = -1
     fail_status: int = 500
@@ -51,6 +52,8 @@ class FakeRunner:
         self.progress = 0.0
         self.ready = False
         self.n_ctx = 0
+        self.active = 0
+        self.steps = 0
 
     def note(self, *event: Any) -> None:
         print(json.dumps(event), file=self.events)
@@ -93,7 +96,7 @@ class FakeRunner:
     async def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/health":
             status = "ready" if self.ready else "loading"
-            return 200, {"status": status, "progress": self.progress}
+            return 200, {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
         if path == "/load":
             return await self.load(body)
         if path == "/tokenize":
@@ -133,6 +136,9 @@ class FakeRunner:
         for number, piece in enumerate([*pieces[:limit], None]):
             if number == self.script.die_at_piece:
                 self.die()
+            if number == self.script.hang_at_piece:
+                self.active += 1
+                await asyncio.Event().wait()
             if number == self.script.drop_at_piece:
                 writer.transport.abort()
                 return

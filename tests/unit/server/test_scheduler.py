@@ -58,6 +58,9 @@ class StubRunner(Runner):
             raise error
         return wire.LoadReply(success=True, n_ctx=request.options.n_ctx)
 
+    async def health(self) -> wire.Health:
+        return wire.Health(status="ready")
+
     async def close(self) -> None:
         await self.world.closing_gate.wait()
         self.closed = True

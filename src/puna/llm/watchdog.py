@@ -1,0 +1,27 @@
+"""Notices a runner that lives but no longer gets anywhere: requests are being computed, yet no step ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from puna.errors import RunnerDied
+from puna.llm.runner import Runner
+
+_POLLS_PER_TIMEOUT = 4
+_MAX_POLL_S = 5.0
+
+
+async def until_stalled(runner: Runner, stall_timeout_s: float) -> str:
+    """Wait until the runner is stuck, and say how; returns "" when its process ends first."""
+    clock = asyncio.get_running_loop().time
+    n_steps, since = -1, clock()
+    while True:
+        await asyncio.sleep(min(stall_timeout_s / _POLLS_PER_TIMEOUT, _MAX_POLL_S))
+        try:
+            health = await runner.health()
+        except RunnerDied as error:
+            return str(error) if runner.is_alive else ""
+        if not health.active or health.steps != n_steps:
+            n_steps, since = health.steps, clock()
+        elif clock() - since > stall_timeout_s:
+            return f"the runner made no progress for {stall_timeout_s:g} s with {health.active} requests at work"
