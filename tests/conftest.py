@@ -10,6 +10,10 @@ import pytest
 
 from puna.store.store import Store
 
+# The tensor library's threads spin while they wait for each other; beside other busy processes that makes a test of
+# seconds one of minutes. Read when the library is opened, so it is set before; runners inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 STARTER = "smollm2:135m"
 
 
