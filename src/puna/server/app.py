@@ -22,7 +22,7 @@ from puna import __version__
 from puna.errors import PunaError
 from puna.server import errors
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
-from puna.server.routes import chat, embed, generate, models, openai, ps
+from puna.server.routes import anthropic, chat, embed, generate, models, openai, ps
 from puna.server.scheduler import Launch, Scheduler, launch_runner
 from puna.settings import Settings
 from puna.store.store import Store
@@ -49,7 +49,15 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
     if settings.host.is_loopback:
         middleware.append(Middleware(LocalHosts))
     middleware.append(Middleware(CancelOnDisconnect))
-    routes: list[BaseRoute] = [*ps.routes, *generate.routes, *chat.routes, *embed.routes, *models.routes, *openai.routes]
+    routes: list[BaseRoute] = [
+        *ps.routes,
+        *generate.routes,
+        *chat.routes,
+        *embed.routes,
+        *models.routes,
+        *openai.routes,
+        *anthropic.routes,
+    ]
     app = Starlette(
         routes=routes,
         middleware=middleware,

@@ -6,15 +6,18 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from puna.api import go_json
+from puna.errors import BadRequest
 from puna.server.errors import JSON_CONTENT_TYPE, describe
 
 M = TypeVar("M", bound=go_json.Request)
+T = TypeVar("T")
 
 MAX_BODY_BYTES = 128 << 20  # a chat with some dozen photographs
 NDJSON = "application/x-ndjson"
@@ -41,6 +44,19 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
             raise HTTPException(413, "http: request body too large")
         parts.append(part)
     return b"".join(parts)
+
+
+def checked(make: Callable[[], T]) -> T:
+    """Translating a request finds what its types did not.
+
+    Errors: BadRequest.
+    """
+    try:
+        return make()
+    except ValidationError as error:
+        raise BadRequest(error.errors(include_url=False)[0]["msg"]) from error
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -1,4 +1,4 @@
-"""From Puna's errors to HTTP statuses and bodies, in the shapes of the native and of the OpenAI API.
+"""From Puna's errors to HTTP statuses and bodies, in the shapes of the native, the OpenAI and the Anthropic API.
 
 Source: Ollama's native error catalogue.
 """
@@ -6,6 +6,7 @@ Source: Ollama's native error catalogue.
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -36,6 +37,16 @@ STATUS: dict[type[errors.PunaError], int] = {
     errors.PunaError: 500,
 }
 
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
 _OPENAI_TYPES = {400: "invalid_request_error", 404: "not_found_error"}
 JSON_CONTENT_TYPE = "application/json; charset=utf-8"
 
@@ -54,6 +65,18 @@ def openai_body(text: str, status: int) -> dict[str, Any]:
     return {"error": {"message": text, "type": kind, "param": None, "code": None}}
 
 
+def anthropic_body(text: str, status: int) -> dict[str, Any]:
+    error = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": text}
+    return {"type": "error", "error": error, "request_id": f"req_{secrets.token_hex(12)}"}
+
+
+def body_for(path: str, text: str, status: int) -> dict[str, Any]:
+    """In the shape that clients of this path understand."""
+    if path.startswith("/v1/messages"):
+        return anthropic_body(text, status)
+    return openai_body(text, status) if path.startswith("/v1/") else native_body(text, status)
+
+
 def describe(error: Exception) -> tuple[str, int]:
     """Text and status for the client; what was not raised on purpose is logged and not shown in full."""
     if isinstance(error, errors.PunaError):
@@ -63,9 +86,8 @@ def describe(error: Exception) -> tuple[str, int]:
 
 
 def _respond(request: Request, text: str, status: int) -> Response:
-    shape = openai_body if request.url.path.startswith("/v1/") else native_body
     headers = {"retry-after": "1"} if status == 503 else None
-    return Response(go_json.dumps(shape(text, status)), status, headers, JSON_CONTENT_TYPE)
+    return Response(go_json.dumps(body_for(request.url.path, text, status)), status, headers, JSON_CONTENT_TYPE)
 
 
 async def on_error(request: Request, error: Exception) -> Response:

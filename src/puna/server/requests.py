@@ -84,6 +84,10 @@ class Caller:
         async with self.scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
             return await job.make_prompt(loaded)
 
+    async def count_tokens(self, job: Job) -> int:
+        async with self.scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
+            return len(await loaded.runner.tokenize(await job.make_prompt(loaded)))
+
 
 def _is_loopback(request: HTTPConnection) -> bool:
     if request.client is None:  # a Unix socket

@@ -12,12 +12,11 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -27,15 +26,13 @@ from puna.api import openai as api
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, InvalidName, NotFound
 from puna.prompt.output import Call, Thought
-from puna.server.bodies import EVENT_STREAM, Stream, json_response, read_json
+from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
 from puna.server.errors import openai_body
 from puna.server.generation import Finished, Job, Parts, run
 from puna.server.native import gather
 from puna.server.requests import Caller, chat_job, generate_job
 from puna.store.model import StoredModel
 from puna.store.names import Name
-
-T = TypeVar("T")
 
 FINGERPRINT = "fp_ollama"
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0}  # of OpenAI's API, where neither the request nor the model says anything
@@ -65,7 +62,7 @@ async def chat_completions(request: Request) -> Response:
     message = await read_json(request, api.ChatCompletionRequest)
     if not message.messages:
         raise BadRequest("[] is too short - 'messages'")
-    native = _checked(lambda: _native_chat(message))
+    native = checked(lambda: _native_chat(message))
     model = await caller.open(message.model)
     job = chat_job(caller, model, native, DEFAULTS)
     shape = Shape.new("chatcmpl", "chat.completion", message.model)
@@ -219,19 +216,6 @@ def _stream(events: AsyncGenerator[bytes, None]) -> Stream:
 
 def _event(message: dict[str, Any]) -> bytes:
     return b"data: " + go_json.dumps(message) + b"\n\n"
-
-
-def _checked(make: Callable[[], T]) -> T:
-    """Translating a request finds what its types did not.
-
-    Errors: BadRequest.
-    """
-    try:
-        return make()
-    except ValidationError as error:
-        raise BadRequest(error.errors(include_url=False)[0]["msg"]) from error
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
 
 
 routes = [

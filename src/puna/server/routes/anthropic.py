@@ -1,0 +1,156 @@
+"""The Anthropic-compatible routes: messages, and counting their tokens.
+
+A request becomes a native one; an answer is a list of blocks in the order in which the model wrote them. An error in the
+middle of a stream is sent as an error event. Tokens found in the cache are counted apart, as that API does.
+
+Source: Anthropic's Messages API; product description, "POST /v1/messages".
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from puna.api import anthropic as api
+from puna.api import go_json
+from puna.api.generate import ChatRequest
+from puna.prompt.output import Call, Part, Thought, joined
+from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.errors import anthropic_body
+from puna.server.generation import Finished, Job, Parts, run
+from puna.server.requests import Caller, chat_job
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+_CHARS_PER_TOKEN = 4  # for the estimate that a stream begins with
+
+
+async def messages(request: Request) -> Response:
+    caller = Caller.of(request)
+    message = await read_json(request, api.MessagesRequest)
+    job = await _job(caller, message)
+    parts = run(caller.scheduler, job)
+    head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": message.model}
+    if message.stream:
+        events = _events(parts, head, n_estimated=_estimate(message))
+        return Stream(events, EVENT_STREAM, _error_event, cache_control="no-cache")
+    found, finished = await _gather(parts)
+    blocks = [_block(part) for part in found]
+    reason = _reason(finished, has_called=any(isinstance(part, Call) for part in found))
+    return json_response({**head, "content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": _usage(finished)})
+
+
+async def count_tokens(request: Request) -> Response:
+    caller = Caller.of(request)
+    job = await _job(caller, await read_json(request, api.CountRequest))
+    return json_response({"input_tokens": await caller.count_tokens(job)})
+
+
+async def _job(caller: Caller, message: api.CountRequest) -> Job:
+    given = checked(lambda: api.native_chat(message))
+    model = await caller.open(message.model)
+    if given["think"] and "thinking" not in model.capabilities:
+        given["think"] = None  # these clients ask every model to think
+    if not isinstance(message, api.MessagesRequest):
+        given["truncate"] = False
+    return chat_job(caller, model, checked(lambda: ChatRequest.model_validate(given)))
+
+
+def _estimate(message: api.CountRequest) -> int:
+    """Roughly how many tokens the prompt has; the true number is known when the model has read it."""
+    return len(message.model_dump_json(include={"messages", "system", "tools"})) // _CHARS_PER_TOKEN
+
+
+async def _gather(parts: Parts) -> tuple[list[Part], Finished]:
+    found: list[Part] = []
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, Finished):
+                return joined(found), part
+            found.append(part)
+    raise AssertionError("a generation ended without its last message")
+
+
+def _block(part: Part) -> dict[str, Any]:
+    match part:
+        case Thought(text):
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case Call():
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": part.arguments}
+        case text:
+            return {"type": "text", "text": text}
+
+
+def _empty(part: Part) -> Part:
+    """The block of *part* before any of it has come."""
+    return Thought("") if isinstance(part, Thought) else Call(part.name, {}, part.id) if isinstance(part, Call) else ""
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    match part:
+        case Thought(text):
+            return {"type": "thinking_delta", "thinking": text}
+        case Call():
+            return {"type": "input_json_delta", "partial_json": go_json.dumps(part.arguments).decode()}
+        case text:
+            return {"type": "text_delta", "text": text}
+
+
+def _reason(finished: Finished, *, has_called: bool) -> str:
+    reason = finished.done.reason
+    return "tool_use" if has_called and reason == "stop" else _REASONS.get(reason, "end_turn")
+
+
+def _usage(finished: Finished) -> dict[str, int]:
+    done = finished.done
+    return {
+        "input_tokens": done.prompt_eval_count - done.cached_count,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": done.cached_count,
+        "output_tokens": done.eval_count,
+    }
+
+
+async def _events(parts: Parts, head: dict[str, Any], n_estimated: int) -> AsyncGenerator[bytes, None]:
+    """Text and thoughts that follow one another share a block; a call is a block of its own."""
+    start = {**head, "content": [], "stop_reason": None, "stop_sequence": None}
+    start["usage"] = {"input_tokens": n_estimated, "output_tokens": 0}
+    index, kind = -1, None
+    has_started = has_called = False
+    async with aclosing(parts):
+        async for part in parts:
+            if not has_started:
+                has_started = True
+                yield _event("message_start", message=start)
+            if kind is not None and (isinstance(part, Finished | Call) or kind is not type(part)):
+                yield _event("content_block_stop", index=index)
+                kind = None
+            if isinstance(part, Finished):
+                delta = {"stop_reason": _reason(part, has_called=has_called), "stop_sequence": None}
+                yield _event("message_delta", delta=delta, usage=_usage(part))
+                yield _event("message_stop")
+                return
+            if kind is None:
+                index, kind = index + 1, type(part)
+                yield _event("content_block_start", index=index, content_block=_block(_empty(part)))
+            has_called = has_called or isinstance(part, Call)
+            yield _event("content_block_delta", index=index, delta=_delta(part))
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + go_json.dumps({"type": kind, **fields}) + b"\n\n"
+
+
+def _error_event(text: str, status: int) -> bytes:
+    return b"event: error\ndata: " + go_json.dumps(anthropic_body(text, status)) + b"\n\n"
+
+
+routes = [
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+]
