@@ -40,8 +40,9 @@ ALL = Reach()
 class CausalCache:
     """Shapes per layer: K [head_dim_k * n_kv_heads, n_cells], V likewise; allocated with the backend.
 
-    A layer with 0 key/value heads has nothing here. With a bounded reach only the window, the memory behind it and a
-    batch are stored: what no later row sees is forgotten when its sequence's next rows come.
+    A layer with 0 key/value heads has nothing here. With a bounded reach a sequence has room for its window, the memory
+    behind it and a batch. What no later row sees is forgotten when that room is needed, the oldest first; until then
+    the sequence can resume there.
     """
 
     def __init__(
@@ -113,23 +114,14 @@ class CausalCache:
         return self.cells.n_cells if self.forgets else self.cells.n_free
 
     def check_room(self, batch: Batch) -> None:
-        n_free = self.cells.n_free
-        if batch.n_tokens <= n_free or not self.forgets:
-            room = n_free
-        else:
-            going = (self._going(s, int(batch.positions[b])) for s, b, _ in runs(batch.sequences))
-            room = n_free + sum(len(self.cells.cells_of(s, 0, end)) for s, end in going)
-        if batch.n_tokens > room:
-            raise CacheFull(batch.n_tokens, room)
-
-    def _going(self, sequence: int, position: int) -> tuple[int, int]:
-        return sequence, self.reach.kept_from(position) if self.forgets else 0
+        if not self.forgets and batch.n_tokens > self.cells.n_free:
+            raise CacheFull(batch.n_tokens, self.cells.n_free)
 
     def start_forward(self, batch: Batch) -> Hashable:
         self.check_room(batch)
         groups = runs(batch.sequences)
-        for sequence, row, _ in groups:
-            self._forget(sequence, int(batch.positions[row]))
+        for sequence, row, end_row in groups if self.forgets else ():
+            self._forget(sequence, int(batch.positions[row]), end_row - row)
         placed = [self.cells.place(s, batch.positions[b:e]) for s, b, e in groups]
         self._rows = placed[0] if len(placed) == 1 else np.concatenate(placed)
         self._batch = batch
@@ -138,13 +130,13 @@ class CausalCache:
         self._views = tuple(plan(ranges, self.cells.n_cells))
         return self._views
 
-    def _forget(self, sequence: int, position: int) -> None:
-        """Drop what neither the row at this position nor a later one sees."""
-        if not self.forgets:
-            return
+    def _forget(self, sequence: int, position: int, n_rows: int) -> None:
+        """Drop the oldest that neither the row at this position nor a later one sees, as many as the new rows need."""
         assert position == self.length(sequence), f"sequence {sequence} goes on at {self.length(sequence)}, not at {position}"
-        end = self.reach.kept_from(position)
-        if self.cells.firsts[sequence] < end:
+        excess = int(self.cells.lengths[sequence]) + n_rows - self.cells.home_cells
+        if excess > 0:
+            end = int(self.cells.firsts[sequence]) + excess
+            assert end <= self.reach.kept_from(position), f"{n_rows} rows of sequence {sequence} are more than a batch"
             self.cells.remove(sequence, 0, end)
 
     def start_reserve(self, n_tokens: int) -> Hashable:

@@ -33,7 +33,7 @@ class Reach:
 
     @property
     def n_kept(self) -> int:
-        """History that a sequence keeps at most, besides the rows of its last batch."""
+        """History that a sequence is sure to keep, besides the rows of its last batch."""
         return max(self.window, self.chunk, self.memory)
 
     def first(self, position: P) -> P:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from puna.errors import BadRequest, OutOfMemory, PunaError, UnsupportedModel
 from puna.kvcache.batch import batch
-from puna.kvcache.causal import NotSupported
+from puna.kvcache.cache import NotSupported, resume_point
 from puna.model.pooling import Pooling
 from puna.native.log import route_to_logging
 from puna.runner.admission import make_room, next_to_start, resume_paused
@@ -270,8 +270,8 @@ class Engine:
             cache.remove(request.slot, begin, end)
             request.n_computed -= n_discard
         except NotSupported:
-            cache.remove(request.slot, begin)
-            request.n_computed = begin
+            request.n_computed = resume_point(cache, request.slot, begin)
+            cache.remove(request.slot, request.n_computed)
 
     def _compute(self, loaded: Loaded, chosen: list[tuple[Request, int]]) -> None:
         tokens: list[int] = []

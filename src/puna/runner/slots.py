@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from puna.kvcache.cache import Cache
+from puna.kvcache.cache import Cache, resume_point
 
 # Copying rows costs little, but not nothing: a prefix this much longer than the slot's own is worth it.
 MIN_COPY_GAIN = 32
@@ -43,7 +43,11 @@ class Slots:
 
     def cached(self, tokens: list[int]) -> int:
         """How many of a prompt's first tokens some sequence holds."""
-        return max(s.shared_with(tokens) for s in self.slots)
+        return max(self._reusable(s, tokens) for s in self.slots)
+
+    def _reusable(self, slot: Slot, tokens: list[int]) -> int:
+        """How many of the prompt's tokens the slot spares: all that it shares, or less where it has forgotten them."""
+        return resume_point(self._cache, slot.sequence, slot.shared_with(tokens))
 
     def acquire(self, tokens: list[int]) -> tuple[int, int]:
         """A sequence for a prompt, and how many of its tokens are in the cache there: at most all but the last.
@@ -53,7 +57,7 @@ class Slots:
         """
         self._clock += 1
         idle = [s for s in self.slots if not s.is_busy]
-        shared = {s.sequence: s.shared_with(tokens) for s in self.slots}
+        shared = {s.sequence: self._reusable(s, tokens) for s in self.slots}
         donor = max(self.slots, key=lambda s: shared[s.sequence])
         best = max(idle, key=lambda s: (shared[s.sequence], -s.last_used))
         length = shared[best.sequence]
@@ -62,9 +66,7 @@ class Slots:
         if others and (loses_much or shared[donor.sequence] >= length + MIN_COPY_GAIN):
             best, length = min(others, key=lambda s: s.last_used), shared[donor.sequence]
             self._cache.copy_prefix(donor.sequence, best.sequence, length)
-        length = min(length, len(tokens) - 1)
-        if not self._cache.can_resume(best.sequence, length):
-            length = 0
+        length = resume_point(self._cache, best.sequence, min(length, len(tokens) - 1))
         self._cache.remove(best.sequence, length)
         best.tokens, best.length = tokens, length
         best.is_busy = True
