@@ -129,7 +129,11 @@ _EFFORTS = {
 
 def think(request: ChatCompletionRequest) -> bool | str | None:
     """Errors: ValueError for an effort that has no meaning here."""
-    effort = request.reasoning.effort or request.reasoning_effort
+    return think_of(request.reasoning.effort or request.reasoning_effort)
+
+
+def think_of(effort: str) -> bool | str | None:
+    """Errors: as think."""
     if not effort:
         return None
     if effort not in _EFFORTS:
@@ -182,13 +186,17 @@ def _part(part: Any) -> dict[str, Any]:
         case {"type": "text", "text": str(text)}:
             return {"content": text}
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
-            return {"content": "", "images": [_image(url)]}
+            return {"content": "", "images": [image_data(url)]}
         case {"type": "input_audio", "input_audio": {"data": str(data)}}:
             return {"content": "", "images": [data]}
     raise ValueError("invalid message format")
 
 
-def _image(url: str) -> str:
+def image_data(url: str) -> str:
+    """The base64 text in a data URL.
+
+    Errors: ValueError when it is none, or no image.
+    """
     if url.startswith(("http://", "https://")):
         raise ValueError("image URLs are not currently supported, please use base64 encoded data instead")
     match = _DATA_URL.match(url)

@@ -22,7 +22,7 @@ from puna import __version__
 from puna.errors import PunaError
 from puna.server import errors
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
-from puna.server.routes import anthropic, chat, embed, generate, models, openai, ps
+from puna.server.routes import anthropic, chat, embed, generate, models, openai, ps, responses
 from puna.server.scheduler import Launch, Scheduler, launch_runner
 from puna.settings import Settings
 from puna.store.store import Store
@@ -56,6 +56,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
         *embed.routes,
         *models.routes,
         *openai.routes,
+        *responses.routes,
         *anthropic.routes,
     ]
     app = Starlette(
