@@ -1,7 +1,7 @@
 """What the answer to one streamed request of the OpenAI API says, read after it has arrived.
 
-Errors of the server are found here: ``Answer.problem`` is empty only for an answer that is whole, ends once, and has the
-length that was asked for.
+Errors of the server are found here: ``Answer.problem`` is empty only for an answer that is whole, ends once and, where
+that was asked for, has the one length it must have.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Answer:
     ended: float
     times: list[float] = field(default_factory=list)  # when each piece of text arrived
     text: str = ""
+    reason: str = ""  # of its end
     n_tokens: int = 0
     n_prompt_tokens: int = 0
     n_cached_tokens: int = 0
@@ -36,8 +37,8 @@ class Answer:
         return [after - before for before, after in pairwise(self.times)]
 
 
-def read(exchange: Exchange, n_tokens: int) -> Answer:
-    """Read an answer that should have *n_tokens* tokens, and say what is wrong with it."""
+def read(exchange: Exchange, n_tokens: int | None = None) -> Answer:
+    """Read an answer and say what is wrong with it. With *n_tokens* it must have that many, and text."""
     answer = Answer(exchange.began, exchange.ended, was_aborted=exchange.was_aborted)
     if exchange.error or not (exchange.is_complete or exchange.was_aborted):
         answer.problem = exchange.error or "the answer is not complete"
@@ -52,7 +53,7 @@ def read(exchange: Exchange, n_tokens: int) -> Answer:
     return answer
 
 
-def _read_events(exchange: Exchange, answer: Answer, n_tokens: int) -> None:
+def _read_events(exchange: Exchange, answer: Answer, n_tokens: int | None) -> None:
     texts: list[str] = []
     ends: list[str] = []
     n_done = 0
@@ -75,17 +76,20 @@ def _read_events(exchange: Exchange, answer: Answer, n_tokens: int) -> None:
             answer.n_prompt_tokens = usage["prompt_tokens"]
             answer.n_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     answer.text = "".join(texts)
+    answer.reason = ends[0] if ends else ""
     if not answer.was_aborted:
         answer.problem = _problem(answer, ends, n_done, n_tokens)
 
 
-def _problem(answer: Answer, ends: list[str], n_done: int, n_tokens: int) -> str:
-    if (ends, n_done) != (["length"], 1):
+def _problem(answer: Answer, ends: list[str], n_done: int, n_tokens: int | None) -> str:
+    if (len(ends), n_done) != (1, 1):
         return f"ended with {ends} and {n_done} [DONE]"
     if not answer.n_prompt_tokens:
         return "no usage was reported"
-    if answer.n_tokens != n_tokens:
-        return f"{answer.n_tokens} tokens instead of {n_tokens}"
+    if n_tokens is None:
+        return ""
+    if (answer.reason, answer.n_tokens) != ("length", n_tokens):
+        return f"{answer.n_tokens} tokens instead of {n_tokens}, then {answer.reason}"
     return "" if answer.times else "no text came"
 
 

@@ -40,6 +40,7 @@ class Contender:
     model: str  # as requests name it
     pid: int = 0  # of the server this program has started
     command: tuple[str, ...] = ()
+    log: Path | None = None
 
     def processes(self) -> list[psutil.Process]:
         """Its processes; none when it was given by its address."""
@@ -50,6 +51,11 @@ class Contender:
 
     def cpu_s(self) -> float:
         return sum(sum(process.cpu_times()[:2]) for process in self.processes())
+
+    def last_words(self) -> str:
+        """The end of its log, without Puna's own lines of information."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log else []
+        return "\n".join([line for line in lines if " INFO " not in line][-15:])
 
     def resident_bytes(self) -> int:
         return sum(process.memory_info().rss for process in self.processes())
@@ -95,20 +101,26 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@contextmanager
 def puna(model: Path, limits: Limits, **environment: str) -> Iterator[Contender]:
     """This checkout's server with the model loaded."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         # A path that ends in .gguf is a model's name to callers on this machine; blobs of a store have no such name.
-        link = Path(folder) / "model.gguf"
+        link = folder / "model.gguf"
         link.symlink_to(model)
         settings = {
             "OLLAMA_HOST": "127.0.0.1:0",
-            "OLLAMA_MODELS": str(Path(folder) / "models"),
+            "OLLAMA_MODELS": str(folder / "models"),
             "OLLAMA_NUM_PARALLEL": str(limits.n_slots),
             "OLLAMA_CONTEXT_LENGTH": str(limits.n_ctx),
             "OLLAMA_KEEP_ALIVE": "-1",
         }
-        log = Path(folder) / "log"
+        log = folder / "log"
         command = [sys.executable, "-m", "puna", "serve"]
         with _started(command, settings | environment, log) as process:
             url = _wait_for(log, process, None)
@@ -117,7 +129,27 @@ def puna(model: Path, limits: Limits, **environment: str) -> Iterator[Contender]
             if response.status_code != 200:
                 sys.exit(f"Puna cannot load {model}: {response.text}")
             shown = " ".join(f"{name}={value}" for name, value in settings.items() if "PARALLEL" in name or "CONTEXT" in name)
-            yield Contender("puna", url, str(link), process.pid, (shown, "puna serve", json.dumps(options)))
+            yield Contender("puna", url, str(link), process.pid, (shown, "puna serve", json.dumps(options)), log)
+
+
+@contextmanager
+def runner(model: Path, limits: Limits) -> Iterator[Contender]:
+    """One of this checkout's runners alone, with the model loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    sizes = ["--n-ctx", str(limits.n_ctx), "--n-parallel", str(limits.n_slots), "--n-threads", str(limits.n_threads)]
+    command = [sys.executable, "-m", "puna", "runner", "--model", str(model), "--port", str(port), "--load", *sizes]
+    url = f"http://127.0.0.1:{port}"
+    with scratch() as folder:
+        log = folder / "log"
+        with _started(command, {}, log) as process:
+            _wait_for(log, process, url)
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while (health := httpx.get(f"{url}/health", timeout=START_TIMEOUT_S).json())["status"] != "ready":
+                if health["status"] == "error" or time.monotonic() > deadline:
+                    sys.exit(f"the runner cannot load {model}: {health}")
+                time.sleep(0.01)
+            yield Contender("runner", url, str(model), process.pid, ("puna runner", *sizes), log)
 
 
 @contextmanager
@@ -127,11 +159,11 @@ def llama_server(binary: Path, model: Path, limits: Limits, extra: Sequence[str]
         port = probe.getsockname()[1]
     given = ["-m", str(model), "-c", str(limits.n_ctx * limits.n_slots), "-np", str(limits.n_slots), "-t", str(limits.n_threads)]
     command = [str(binary), *given, "--host", "127.0.0.1", "--port", str(port), *extra]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
+    with scratch() as folder:
+        log = folder / "log"
         with _started(command, {}, log) as process:
             url = _wait_for(log, process, f"http://127.0.0.1:{port}")
-            yield Contender(binary.name, url, model.name, process.pid, (binary.name, *given[2:], *extra))
+            yield Contender(binary.name, url, model.name, process.pid, (binary.name, *given[2:], *extra), log)
 
 
 @contextmanager

@@ -147,6 +147,7 @@ def _note_gaps(sample: Sample, idle: Answer, late: Answer, streams: list[Answer]
     n_chunks = max(1.0, statistics.median(sum(begin <= time <= end for time in stream.times) for stream in streams))
     chunk_s = idle.first_token_s / n_chunks
     sample.gaps_s = during
+    sample.n_tokens = sample.n_texts = 0  # one token says nothing of throughput
     sample.note(
         gap_before_p50_s=statistics.median(before),
         gap_max_s=max(during),

@@ -46,8 +46,6 @@ class Sample:
     def figures(self) -> dict[str, float]:
         found = {
             "answers": float(self.n_answers),
-            "tokens_per_s": self.n_tokens / self.wall_s if self.wall_s else 0.0,
-            "tokens_per_text": self.n_tokens / self.n_texts if self.n_texts else 0.0,
             "prompt_tokens": float(self.n_prompt_tokens),
             "computed_prompt_tokens": float(self.n_prompt_tokens - self.n_cached_tokens),
             "wall_s": self.wall_s,
@@ -55,6 +53,9 @@ class Sample:
             "server_cpu_share": self.server_cpu_s / self.wall_s if self.wall_s else 0.0,
             "foreign_cpu_share": self.foreign_cpu_s / self.wall_s if self.wall_s else 0.0,
         }
+        if self.n_texts:
+            found["tokens_per_s"] = self.n_tokens / self.wall_s
+            found["tokens_per_text"] = self.n_tokens / self.n_texts
         for name, values in (("first_token", self.first_token_s), ("gap", self.gaps_s)):
             if values:
                 found[f"{name}_p50_s"], found[f"{name}_p95_s"] = (float(v) for v in np.percentile(values, (50, 95)))
