@@ -220,7 +220,13 @@ def _answer(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(grammar.text)
     # Keywords that the library does not know are passed over with a warning, as other servers pass over them.
     options: Any = {"whitespace_pattern": JSON_SPACE, "lenient": True}
-    return LLMatcher.grammar_from_json_schema(grammar.text if grammar.kind == "json_schema" else JSON_OBJECT, options)
+    return LLMatcher.grammar_from_json_schema(JSON_OBJECT if grammar.kind == "json" else _schema(grammar.text), options)
+
+
+def _schema(text: str) -> str:
+    """Who names properties means an object, though by the letter of JSON Schema anything else has these properties too."""
+    schema = json.loads(text)
+    return json.dumps({"type": "object", **schema}) if "properties" in schema and "type" not in schema else text
 
 
 def _literal(text: str) -> str:
@@ -250,7 +256,10 @@ def check(grammar: Grammar) -> None:
 def _schemas(grammar: Grammar) -> Iterator[Any]:
     decoder = json.JSONDecoder(parse_float=Decimal)
     if grammar.kind == "json_schema":
-        yield decoder.decode(grammar.text)
+        schema = decoder.decode(grammar.text)
+        if not isinstance(schema, dict):
+            raise ValueError("a schema is a JSON object")
+        yield schema
     elif grammar.kind == "lark":
         for part in grammar.text.split("%json")[1:]:
             yield decoder.raw_decode(part.lstrip())[0]

@@ -123,7 +123,8 @@ def fill(matcher: LLMatcher, bits: Bits) -> None:
 
 def raise_error(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        raise GrammarError(_NOTHING if matcher.stop_reason() == "NoExtensionBias" else one_line(matcher.get_error()))
+        reason = one_line(matcher.get_error())
+        raise GrammarError(_NOTHING if reason == "NoExtensionBias" else reason)
 
 
 def guarded(work: Callable[[], T]) -> T:
