@@ -20,7 +20,7 @@ from tests.tiny import CORPUS, write_bert, write_llama
 LONG = [CORPUS[i % 300 :][:400] for i in range(600)]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def reply(self) -> EmbeddingReply | Failed:
-        assert self._there.wait(30)
+        assert self._there.wait(120)
         return self.replies[0]
 
 

@@ -63,7 +63,7 @@ class Running:
             there.set()
 
         self.engine.embed(EmbeddingRequest(inputs=inputs, **fields), emit)
-        assert there.wait(20)
+        assert there.wait(120)
         return replies[0]
 
     def embed(self, inputs: list[Any], **fields: Any) -> npt.NDArray[np.float64]:
