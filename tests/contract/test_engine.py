@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -281,6 +282,56 @@ def test_loading_twice_and_asking_too_early(model: Path) -> None:
 def test_impossible_options_are_named(model: Path, options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=next(iter(options))):
         Engine(model).load(LoadRequest(options=LoadOptions(**options)))
+
+
+def test_a_fault_in_the_engine_s_own_books_fails_requests_and_not_the_engine(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = started(model)
+    try:
+        assert engine._slots is not None
+        running = Answer(engine, "the sea", n_predict=4000)
+        wait_for(lambda: bool(running.text))
+        monkeypatch.setattr(engine._slots, "acquire", lambda _tokens: 1 / 0)
+        unlucky = Answer(engine, "hello")
+        assert unlucky.ended.wait(20)
+        assert running.ended.wait(20)
+        assert isinstance(unlucky.end, Failed)
+        assert isinstance(running.end, Failed)
+        monkeypatch.undo()
+        assert Answer(engine, "the sea", n_predict=3).done().eval_count == 3
+        assert engine._loaded is not None
+        engine._loaded.cache.check_integrity()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(model: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    engine = started(model, n_ctx=128, n_parallel=3, n_pool=chance.choice([128, 200, 384]), n_batch=chance.choice([8, 64]))
+    answers: list[Answer] = []
+    try:
+        for _ in range(60):
+            if answers and chance.random() < 0.4:
+                chance.choice(answers).handle.cancel()
+            prompt = " ".join(chance.choices(["sea", "sky", "one", "two", "fox"], k=chance.randint(1, 90)))
+            stop = [prompt[:2]] if chance.random() < 0.2 else []
+            answers.append(Answer(engine, prompt, n_predict=chance.randint(0, 200), stop=stop, shift=chance.random() < 0.5))
+            if chance.random() < 0.3:
+                time.sleep(0.01)
+        assert all(a.ended.wait(60) for a in answers)
+        wait_for(lambda: engine.health().active == 0 and engine.health().waiting == 0)
+        assert engine._loaded is not None
+        assert engine._slots is not None
+        engine._loaded.cache.check_integrity()
+        assert not any(slot.is_busy for slot in engine._slots.slots)
+        while engine._slots.evict():
+            pass
+        cells = engine._loaded.cache
+        assert all(cells.length(s) == 0 for s in range(6)), "cells that nobody remembers"
+    finally:
+        engine.close()
 
 
 def test_closing_ends_every_request(model: Path) -> None:

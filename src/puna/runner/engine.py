@@ -120,9 +120,13 @@ class Engine:
             return
         self._set_health(Health(status="ready", progress=1.0))
         while self._wait_for_work():
-            self._admit()
-            self._step()
-            self._retire()
+            try:
+                self._admit()
+                self._step()
+                self._retire()
+            except Exception as error:  # without this thread every request would wait for ever
+                log.exception("the engine is out of step; every request fails, the next ones start afresh")
+                self._start_afresh(error)
 
     def _set_health(self, health: Health) -> None:
         self._health = health
@@ -189,8 +193,8 @@ class Engine:
                 request = self._next(slots)
             if request is None:
                 return
-            self._start(request, slots)
             self._running.append(request)
+            self._start(request, slots)
 
     def _next(self, slots: Slots) -> Task | None:
         """Whoever waits and may start now, taken from the queue."""
@@ -222,10 +226,7 @@ class Engine:
             resume_paused([r for r in active if isinstance(r, Request)], loaded.cache, self._slots)
             active = [r for r in active if isinstance(r, Request) and not r.is_paused]
         progress = [r.progress for r in active]
-        if loaded.is_encoder:
-            counts = schedule_whole(progress, PACKED_TOKENS)
-        else:
-            counts = schedule(progress, loaded.limits.n_batch)
+        counts = schedule_whole(progress, PACKED_TOKENS) if loaded.is_encoder else schedule(progress, loaded.limits.n_batch)
         # Rows of neighbouring sequences stand together, so that the cache can read them with one view.
         wanted = sorted(((r, n) for r, n in zip(active, counts, strict=True) if n), key=lambda pair: pair[0].slot)
         chosen = make_room(wanted, loaded.cache, self._slots)
@@ -233,6 +234,9 @@ class Engine:
             return
         with self._lock:
             self._in_step = [r for r, _ in chosen]
+            if all(r.is_cancelled for r in self._in_step):
+                self._in_step = ()
+                return
         try:
             if loaded.pooling is Pooling.NONE:
                 self._compute(loaded, [(r, n) for r, n in chosen if isinstance(r, Request)])
@@ -306,6 +310,19 @@ class Engine:
             self._need().cache.remove(request.slot, request.n_computed)
             self._slots.release(request.slot)
             self._running.remove(request)
+
+    def _start_afresh(self, error: Exception) -> None:
+        slots = self._slots
+        assert slots is not None
+        with self._lock:
+            unlucky = [*self._running, *self._waiting]
+            self._running.clear()
+            self._waiting.clear()
+        for request in unlucky:
+            request.fail(error)
+        for slot in slots.slots:
+            slots.empty(slot.sequence)
+            slots.release(slot.sequence)
 
     # The end.
 
