@@ -311,14 +311,16 @@ def write_bert(
     n_ff: int = 256,
     n_ctx: int = 128,
     n_positions: int | None = None,
+    nomic: bool = False,
     pooling: int | None = 1,
     dtype: str = "f32",
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a sentence encoder; *pooling* is the number GGUF files use, None writes none."""
+    """Write a sentence encoder, a BERT or a *nomic* one; *pooling* is the number GGUF files use, None writes none."""
     vocabulary = wordpiece_vocabulary()
-    writer = GGUFWriter("bert")
-    writer.add("general.name", f"tiny bert {dtype} seed {seed}")
+    arch = "nomic-bert" if nomic else "bert"
+    writer = GGUFWriter(arch)
+    writer.add("general.name", f"tiny {arch} {dtype} seed {seed}")
     numbers: dict[str, int] = {
         "vocab_size": len(vocabulary.tokens),
         "context_length": n_ctx,
@@ -330,9 +332,11 @@ def write_bert(
     if pooling is not None:
         numbers["pooling_type"] = pooling
     for key, value in numbers.items():
-        writer.add(f"bert.{key}", value)
-    writer.add("bert.attention.layer_norm_epsilon", 1e-12)
-    writer.add("bert.attention.causal", False)
+        writer.add(f"{arch}.{key}", value)
+    writer.add(f"{arch}.attention.layer_norm_epsilon", 1e-12)
+    writer.add(f"{arch}.attention.causal", False)
+    if nomic:
+        writer.add(f"{arch}.rope.freq_base", 1000.0)
     writer.add("tokenizer.ggml.token_type_count", 2)
     vocabulary.add_to(writer)
     for key, value in (metadata or {}).items():
@@ -341,28 +345,32 @@ def write_bert(
     weights = RandomWeights(writer, seed, TensorType.from_name(dtype))
     plain = RandomWeights(writer, seed + 1, TensorType.F32)
     weights.matrix("token_embd.weight", len(vocabulary.tokens), n_embd, std=1.0)
-    plain.matrix("position_embd.weight", n_positions or n_ctx, n_embd, std=0.5)
+    if not nomic:
+        plain.matrix("position_embd.weight", n_positions or n_ctx, n_embd, std=0.5)
     plain.matrix("token_types.weight", 2, n_embd, std=0.5)
 
-    def norm(name: str) -> None:
-        weights.norm(f"{name}.weight", n_embd)
-        weights.bias(f"{name}.bias", n_embd)
-
-    norm("token_embd_norm")
+    weights.norm("token_embd_norm.weight", n_embd)
+    weights.bias("token_embd_norm.bias", n_embd)
     for layer in range(n_layers):
-        prefix = f"blk.{layer}"
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            weights.matrix(
-                f"{prefix}.{name}.weight", n_embd, n_embd, std=(2.0 if name == "attn_output" else 1.0) / math.sqrt(n_embd)
-            )
-            weights.bias(f"{prefix}.{name}.bias", n_embd)
-        norm(f"{prefix}.attn_output_norm")
-        for name, n_out, n_in in (("ffn_up", n_ff, n_embd), ("ffn_down", n_embd, n_ff)):
-            weights.matrix(f"{prefix}.{name}.weight", n_out, n_in)
-            weights.bias(f"{prefix}.{name}.bias", n_out)
-        norm(f"{prefix}.layer_output_norm")
+        _add_bert_layer(weights, f"blk.{layer}", n_embd, n_ff, nomic)
     writer.write(path)
     return Path(path)
+
+
+def _add_bert_layer(weights: RandomWeights, prefix: str, n_embd: int, n_ff: int, nomic: bool) -> None:
+    matrices = {"attn_output": (n_embd, n_embd), "ffn_up": (n_ff, n_embd), "ffn_down": (n_embd, n_ff)}
+    if nomic:
+        matrices |= {"attn_qkv": (3 * n_embd, n_embd), "ffn_gate": (n_ff, n_embd)}
+    else:
+        matrices |= {name: (n_embd, n_embd) for name in ("attn_q", "attn_k", "attn_v")}
+    for name, (n_out, n_in) in matrices.items():
+        gain = 2.0 if name == "attn_output" else 1.0
+        weights.matrix(f"{prefix}.{name}.weight", n_out, n_in, std=gain / math.sqrt(n_in))
+        if not nomic:
+            weights.bias(f"{prefix}.{name}.bias", n_out)
+    for name in ("attn_output_norm", "layer_output_norm"):
+        weights.norm(f"{prefix}.{name}.weight", n_embd)
+        weights.bias(f"{prefix}.{name}.bias", n_embd)
 
 
 def write_gemma3(

@@ -21,7 +21,10 @@ from tests.oracle import Oracle
 from tests.tiny import CORPUS, write_bert, write_llama
 
 N_CTX = 128
-COSINE = 0.9999  # with quantised weights, sums that differ in their last bit are rounded to different steps
+COSINE = 0.9999
+# With quantised weights activations are rounded to 8 bits, and where a batch is cut differently a sum that differs in its
+# last bit may round to the next step.
+COSINE_QUANTISED = 0.999
 TEXTS = [
     "hello world",
     "the quick brown fox jumps over the lazy dog",
@@ -38,12 +41,16 @@ BERTS: dict[str, dict[str, Any]] = {
     "last": {"pooling": 3},
     "q8_0": {"pooling": 1, "dtype": "q8_0"},
     "f16-heads-of-64": {"pooling": 2, "dtype": "f16", "n_heads": 2},
+    "nomic": {"nomic": True},
+    "nomic-q8_0": {"nomic": True, "dtype": "q8_0", "n_heads": 2},
 }
 DECODERS: dict[str, int] = {"mean": 1, "cls": 2, "last": 3}
 
 
 class Running:
     """An engine with a model, asked from this thread."""
+
+    cosine = COSINE  # between two vectors that should be the same
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.engine = Engine(path)
@@ -94,6 +101,8 @@ def reference(path: Path, texts: list[str]) -> npt.NDArray[np.float32]:
 def bert(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
     path = write_bert(tmp_path_factory.mktemp("bert") / "model.gguf", seed=5, n_ctx=N_CTX, **BERTS[request.param])
     running = Running(path)
+    if "q8_0" in request.param:
+        running.cosine = COSINE_QUANTISED
     yield running, path
     running.engine.close()
 
@@ -110,7 +119,7 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_texts_of_one_batch_are_embedded_as_libllama_does(bert: tuple[Running, Path]) -> None:
     running, path = bert
     ours, theirs = running.embed(TEXTS, normalize=False), reference(path, TEXTS)
-    assert cosines(ours, theirs).min() >= COSINE
+    assert cosines(ours, theirs).min() >= running.cosine
     np.testing.assert_allclose(np.linalg.norm(ours, axis=1), np.linalg.norm(theirs, axis=1), rtol=5e-3)
     # That texts differ at all: the least alike of them are far from the tolerance.
     assert cosines(theirs[:, None], theirs[None]).min() < 0.99
@@ -120,7 +129,7 @@ def test_company_changes_nothing(bert: tuple[Running, Path]) -> None:
     running, _ = bert
     together = running.embed(TEXTS)
     alone = np.concatenate([running.embed([text]) for text in TEXTS])
-    assert cosines(together, alone).min() >= COSINE
+    assert cosines(together, alone).min() >= running.cosine
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
 
 
@@ -129,7 +138,7 @@ def test_more_texts_than_fit_a_batch_keep_their_order(bert: tuple[Running, Path]
     n_steps = running.engine.health().steps
     many = TEXTS * 30
     vectors = running.embed(many)
-    assert cosines(vectors, np.tile(running.embed(TEXTS), (30, 1))).min() >= COSINE
+    assert cosines(vectors, np.tile(running.embed(TEXTS), (30, 1))).min() >= running.cosine
     reply = running.ask(many)
     assert isinstance(reply, EmbeddingReply)
     n_full = reply.prompt_eval_count / PACKED_TOKENS
@@ -139,7 +148,7 @@ def test_more_texts_than_fit_a_batch_keep_their_order(bert: tuple[Running, Path]
 def test_a_decoder_embeds_causally_also_in_several_steps(decoder: tuple[Running, Path]) -> None:
     running, path = decoder
     ours = running.embed(TEXTS, normalize=False)
-    assert cosines(ours, reference(path, TEXTS)).min() >= COSINE
+    assert cosines(ours, reference(path, TEXTS)).min() >= running.cosine
     np.testing.assert_allclose(running.embed(TEXTS[::-1], normalize=False)[::-1], ours, atol=2e-2)
 
 
@@ -150,7 +159,7 @@ def test_a_full_context_is_truncated_only_on_request(bert: tuple[Running, Path])
     cut = [*tokens[: N_CTX - 1], tokens[-1]]  # the separator stays at the end
     tokenizer.close()
     assert len(tokens) > N_CTX
-    assert cosines(running.embed([CORPUS * 3, cut])[0], running.embed([cut])[0]) >= COSINE
+    assert cosines(running.embed([CORPUS * 3, cut])[0], running.embed([cut])[0]) >= running.cosine
     with pytest.raises(ContextOverflow, match=rf"context length \({len(tokens)} tokens, context {N_CTX}\)"):
         running.ask(["short", CORPUS * 3], truncate=False)
 

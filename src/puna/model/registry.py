@@ -13,6 +13,7 @@ ARCHITECTURES: dict[str, str] = {
     "bert": "puna.model.arch.bert:Bert",
     "gemma3": "puna.model.arch.gemma3:Gemma3",
     "llama": "puna.model.arch.llama:Llama",
+    "nomic-bert": "puna.model.arch.nomic_bert:NomicBert",
 }
 
 

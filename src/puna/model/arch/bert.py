@@ -17,6 +17,7 @@ from puna.kvcache.uncached import Uncached
 from puna.ml.backend import Backend, Context, Use
 from puna.ml.tensor import DType, Tensor
 from puna.model.model import Inputs
+from puna.model.shapes import check_shapes, found_shape
 from puna.nn.attention import attention
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import Embedding, LayerNorm, Linear
@@ -119,29 +120,21 @@ class Bert:
 
 
 def _check_shapes(file: GGUFFile, o: Options, n_ctx: int) -> None:
-    """A tensor of another shape than the metadata says would end the process inside the library."""
-
-    def found(name: str) -> tuple[int, ...]:
-        return file.tensors[name].shape if name in file.tensors else ()
-
     shapes: dict[str, tuple[int, ...]] = {f"token_embd_norm.{part}": (o.n_embd,) for part in ("weight", "bias")}
-    tables = ("token_embd.weight", "position_embd.weight", "token_types.weight")
-    shapes |= {name: (o.n_embd, max((*found(name), 0, 0)[1], 1)) for name in tables}
+    n_rows = {name: (*found_shape(file, f"{name}.weight"), 0, 0)[1] for name in ("token_embd", "position_embd", "token_types")}
+    shapes |= {f"{name}.weight": (o.n_embd, max(n, 1)) for name, n in n_rows.items()}
     for i in range(o.n_layers):
-        n_ff = (*found(f"blk.{i}.ffn_up.weight"), 0, 0)[1]
+        n_ff = (*found_shape(file, f"blk.{i}.ffn_up.weight"), 0, 0)[1]
         matrices = {name: (o.n_embd, o.n_embd) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
         matrices |= {"ffn_up": (o.n_embd, n_ff), "ffn_down": (n_ff, o.n_embd)}
         for name, (n_in, n_out) in matrices.items():
             shapes[f"blk.{i}.{name}.weight"], shapes[f"blk.{i}.{name}.bias"] = (n_in, n_out), (n_out,)
         for name in ("attn_output_norm", "layer_output_norm"):
             shapes |= {f"blk.{i}.{name}.{part}": (o.n_embd,) for part in ("weight", "bias")}
-    for name, shape in shapes.items():
-        if name in file.tensors and found(name) != shape:
-            raise FileFormatError(
-                f"{file.path}: tensor {name} has the shape {list(found(name))}, the metadata calls for {list(shape)}"
-            )
-    n_positions = (*found("position_embd.weight"), 0, 0)[1]
-    if 0 < n_positions < n_ctx:
-        raise FileFormatError(f"{file.path}: position_embd.weight has {n_positions} positions, the context is {n_ctx}")
+    check_shapes(file, shapes)
+    if 0 < n_rows["position_embd"] < n_ctx:
+        raise FileFormatError(
+            f"{file.path}: position_embd.weight has {n_rows['position_embd']} positions, the context is {n_ctx}"
+        )
     if "token_types.weight" in file.tensors and file.tensors["token_types.weight"].type is not TensorType.F32:
         raise UnsupportedModel(f"{file.path}: token_types.weight must be of type F32")
