@@ -6,7 +6,6 @@ factors (Llama 3.1) and an own output matrix are used where the file has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from puna.errors import FileFormatError, UnsupportedModel
@@ -18,6 +17,7 @@ from puna.ml.tensor import DType, RopeOptions, Tensor
 from puna.model.model import Inputs
 from puna.model.pooling import Pooling, pooling_of
 from puna.model.rope import rope_options
+from puna.model.shapes import check_shapes, found_shape, table_shape
 from puna.nn.attention import attention
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import Embedding, Linear, RMSNorm
@@ -115,7 +115,7 @@ class Llama:
         self.options = Options.read(file)
         self.n_ctx_train = file.metadata.integer("context_length", 0)
         self.embeds = pooling_of(file) is not Pooling.NONE
-        _check_shapes(file, self.options)
+        check_shapes(file, _shapes(file, self.options))
         self.n_vocab = file.tensors["token_embd.weight"].shape[1] if "token_embd.weight" in file.tensors else 0
         self.weights = bind(Weights, backend, set(file.tensors), {"layers": self.options.n_layers})
         w = self.weights
@@ -153,39 +153,25 @@ class Llama:
         return 64 + self.options.n_layers * (40 + 8 * limits.max_sequences)
 
 
-def _shapes(o: Options, n_ff: Callable[[int], int]) -> dict[str, tuple[int, ...]]:
+def _shapes(file: GGUFFile, o: Options) -> dict[str, tuple[int, ...]]:
     """What each tensor of the file must look like, if it is there."""
     width, pairs = o.n_heads * o.head_dim, (o.rope.n_dims // 2,)
     shapes: dict[str, tuple[int, ...]] = {"output_norm.weight": (o.n_embd,)}
+    shapes |= {name: table_shape(file, "token_embd.weight", o.n_embd) for name in ("token_embd.weight", "output.weight")}
     shapes |= {f"{name}.weight": pairs for name in ("rope_freqs", "rope_factors_long", "rope_factors_short")}
     for i in range(o.n_layers):
         kv_width = o.n_kv_heads[i] * o.head_dim
+        n_ff = (*found_shape(file, f"blk.{i}.ffn_up.weight"), 0, 0)[1]
         matrices = {
             "attn_q": (o.n_embd, width),
             "attn_k": (o.n_embd, kv_width),
             "attn_v": (o.n_embd, kv_width),
             "attn_output": (width, o.n_embd),
-            "ffn_gate": (o.n_embd, n_ff(i)),
-            "ffn_up": (o.n_embd, n_ff(i)),
-            "ffn_down": (n_ff(i), o.n_embd),
+            "ffn_gate": (o.n_embd, n_ff),
+            "ffn_up": (o.n_embd, n_ff),
+            "ffn_down": (n_ff, o.n_embd),
         }
         for name, (n_in, n_out) in matrices.items():
             shapes[f"blk.{i}.{name}.weight"], shapes[f"blk.{i}.{name}.bias"] = (n_in, n_out), (n_out,)
         shapes |= {f"blk.{i}.{name}.weight": (o.n_embd,) for name in ("attn_norm", "ffn_norm")}
     return shapes
-
-
-def _check_shapes(file: GGUFFile, o: Options) -> None:
-    """A tensor of another shape than the metadata says would end the process inside the library."""
-
-    def found(name: str) -> tuple[int, ...]:
-        return file.tensors[name].shape if name in file.tensors else ()
-
-    embedding = found("token_embd.weight")
-    shapes = _shapes(o, lambda i: (*found(f"blk.{i}.ffn_up.weight"), 0, 0)[1])
-    shapes |= {name: (o.n_embd, *embedding[1:]) for name in ("token_embd.weight", "output.weight")}
-    for name, shape in shapes.items():
-        if name in file.tensors and found(name) != shape:
-            raise FileFormatError(
-                f"{file.path}: tensor {name} has the shape {list(found(name))}, the metadata calls for {list(shape)}"
-            )
