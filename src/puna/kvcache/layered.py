@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 
 from puna.kvcache.batch import Batch
 from puna.kvcache.cache import Attended, CachePart
+from puna.kvcache.recurrent import StateCache, StateGroup
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
 
@@ -35,6 +36,10 @@ class LayeredCache:
 
     def get(self, ctx: Context) -> list[Attended]:
         return self._active.get(ctx)
+
+    def states(self, ctx: Context) -> list[StateGroup]:
+        assert isinstance(self._active, StateCache), "this layer is not recurrent"
+        return self._active.states(ctx)
 
     # For the runner.
 
@@ -64,11 +69,10 @@ class LayeredCache:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         if source == target:
             return
+        # Only as far as all parts can go on: each of them then copies what that needs.
+        length = self.prepare_restore(source, length)
         for part in self.parts:
             part.copy_prefix(source, target, length)
-        kept = self.prepare_restore(target, length)
-        for part in self.parts:
-            part.remove(target, kept)
 
     def can_resume(self, sequence: int, position: int) -> bool:
         return all(part.can_resume(sequence, position) for part in self.parts)

@@ -19,6 +19,13 @@ class ArrayTensor:
     def reshape(self, *shape: int) -> ArrayTensor:
         return ArrayTensor(self.array.reshape(shape[::-1]))
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.array.shape[::-1], 1, 1, 1)[:4]
+
+    def rows(self, indices: ArrayTensor) -> ArrayTensor:
+        return ArrayTensor(self.array[indices.array.astype(int)])
+
     def set_rows(self, source: ArrayTensor, indices: ArrayTensor) -> ArrayTensor:
         return ArrayTensor((self, source, indices))
 
@@ -58,9 +65,14 @@ class ArrayContext:
 
 
 class ArrayBackend:
+    """Storage holds NaN, so that nothing unwritten is ever read unnoticed; where a cache counts on zeros, *fill* is 0."""
+
+    def __init__(self, fill: float = np.nan) -> None:
+        self.fill = fill
+
     def storage(self, layer: int, dtype: DType, *shape: int) -> ArrayTensor:
         del layer, dtype
-        return ArrayTensor(np.full(shape[::-1], np.nan, np.float32))
+        return ArrayTensor(np.full(shape[::-1], self.fill, np.float32))
 
     def context(self, max_nodes: int) -> ArrayContext:
         del max_nodes

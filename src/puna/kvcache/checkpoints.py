@@ -1,0 +1,108 @@
+"""Which slot holds which state of which sequence: bookkeeping of recurrent states, no tensors.
+
+A slot is written once, by the step that made its state, and then only read, so keeping a checkpoint costs no copy: its
+slot is just not given back. Sequences share slots. Slot 0 holds the state before the first token, zeros, for good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+START = 0  # the slot of the state before any token
+
+# States of fewer tokens than this, or than this after the last checkpoint, are not worth a slot.
+MIN_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class State:
+    """After *length* tokens; made by a step that computed n_rows of them."""
+
+    length: int
+    slot: int
+    n_rows: int
+    is_checkpoint: bool = False
+
+
+class Checkpoints:
+    """Of each sequence the newest state, the one before it, and up to n_kept older ones.
+
+    The one before makes the newest step undone: it may have been aborted. An older state is kept where it is *interval*
+    tokens after the last that was kept, and where the end of a prompt seems to be.
+    """
+
+    def __init__(self, max_sequences: int, n_kept: int, interval: int) -> None:
+        self.n_slots = 1 + max_sequences * (2 + n_kept)
+        self.states: list[list[State]] = [[] for _ in range(max_sequences)]
+        self._n_kept = n_kept
+        self._interval = interval
+        self._n_users = np.zeros(self.n_slots, np.int32)
+        self._n_users[START] = 1
+        self._free = list(range(self.n_slots - 1, 0, -1))
+
+    def length(self, sequence: int) -> int:
+        return self.states[sequence][-1].length if self.states[sequence] else 0
+
+    def advance(self, sequence: int, n_rows: int) -> tuple[int, int]:
+        """The slots to read the state from and to write the state after n_rows more tokens to."""
+        states = self.states[sequence]
+        if len(states) >= 2:
+            self._settle(sequence)
+        read = states[-1].slot if states else START
+        write = self._free.pop()
+        self._n_users[write] = 1
+        states.append(State(self.length(sequence) + n_rows, write, n_rows))
+        return read, write
+
+    def _settle(self, sequence: int) -> None:
+        """The state before the newest becomes a checkpoint, or goes."""
+        states = self.states[sequence]
+        candidate, newest = states[-2:]
+        if candidate.is_checkpoint:
+            return
+        distance = candidate.length - (states[-3].length if len(states) > 2 else 0)
+        ended_prompt = candidate.n_rows > 1 and newest.n_rows == 1
+        if distance >= MIN_TOKENS and (distance >= self._interval or ended_prompt) and self._n_kept:
+            states[-2] = State(candidate.length, candidate.slot, candidate.n_rows, is_checkpoint=True)
+            if len(states) > self._n_kept + 1:
+                self._release(states.pop(0))
+        else:
+            self._release(states.pop(-2))
+
+    def restore_point(self, sequence: int, length: int) -> int:
+        """The most tokens, up to length, after which the state is held; 0 always is."""
+        return max((s.length for s in self.states[sequence] if s.length <= length), default=0)
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Forget the states after more tokens."""
+        states = self.states[sequence]
+        while states and states[-1].length > length:
+            self._release(states.pop())
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """The target, which must be empty, gets the source's states after up to *length* tokens."""
+        assert not self.states[target]
+        self.states[target] = [s for s in self.states[source] if s.length <= length]
+        for state in self.states[target]:
+            self._n_users[state.slot] += 1
+
+    def _release(self, state: State) -> None:
+        self._n_users[state.slot] -= 1
+        if not self._n_users[state.slot]:
+            self._free.append(state.slot)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the books contradict each other."""
+        users = np.zeros(self.n_slots, np.int32)
+        users[START] = 1
+        for sequence, states in enumerate(self.states):
+            lengths = [s.length for s in states]
+            assert lengths == sorted(set(lengths)), f"states of sequence {sequence} are out of order: {lengths}"
+            assert len(states) <= self._n_kept + 2, f"sequence {sequence} holds {len(states)} states"
+            for state in states:
+                assert state.slot != START, "the state before any token was written"
+                users[state.slot] += 1
+        assert (users == self._n_users).all(), "users of slots are miscounted"
+        assert sorted(self._free) == np.flatnonzero(users == 0).tolist(), "free slots are not those without users"

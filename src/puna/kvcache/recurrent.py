@@ -1,0 +1,179 @@
+"""The cache of recurrent layers: of each sequence a state of fixed size instead of a history.
+
+A step reads states from some slots and writes the new ones to others, by index, so a state that something else still
+needs (another sequence, a checkpoint, an aborted step) is never overwritten and never copied. Sequences may have different
+numbers of tokens in a step: neighbours with equally many form a group, and the model computes group by group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, runtime_checkable
+
+import numpy as np
+
+from puna.kvcache.batch import Batch, runs
+from puna.kvcache.cache import Attended, Limits, NotSupported
+from puna.kvcache.checkpoints import START, Checkpoints
+from puna.ml.backend import Backend, Context
+from puna.ml.tensor import DType, Tensor
+
+# Checkpoints per sequence, and tokens between them.
+N_CHECKPOINTS, INTERVAL = 8, 1024
+
+
+@dataclass(frozen=True)
+class StateGroup:
+    """Rows of the batch, n_sequences times n_rows, and the states of their sequences in this layer."""
+
+    begin: int  # first row
+    n_rows: int  # of each sequence
+    n_sequences: int
+    ctx: Context
+    pools: Mapping[str, Tensor]
+    sources: Tensor
+    targets: Tensor
+
+    def load(self, name: str) -> Tensor:
+        """The states before this step: F32 [width, n_sequences]."""
+        return self.ctx.use(self.pools[name]).rows(self.sources)  # type: ignore[no-any-return]
+
+    def store(self, name: str, state: Tensor) -> None:
+        """The states after this step, of as many values; once per name."""
+        pool = self.pools[name]
+        flat = state.reshape(pool.shape[0], self.n_sequences)
+        self.ctx.forward(self.ctx.use(pool).set_rows(flat, self.targets))
+
+
+@runtime_checkable
+class StateCache(Protocol):
+    def states(self, ctx: Context) -> list[StateGroup]:
+        """Groups that cover all rows in order, for the layer named last. Each state must be stored."""
+
+
+class RecurrentCache:
+    """``widths[i]`` names the states of layer i and says how many F32 values each has; empty for other layers.
+
+    Per state and layer a pool [width, n_slots].
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        *,
+        widths: Sequence[Mapping[str, int]],
+        n_checkpoints: int = N_CHECKPOINTS,
+        interval: int = INTERVAL,
+    ) -> None:
+        self.limits = limits
+        self.checkpoints = Checkpoints(limits.max_sequences, n_checkpoints, interval)
+        self._pools = [
+            {name: backend.storage(i, DType.F32, width, self.checkpoints.n_slots) for name, width in names.items()}
+            for i, names in enumerate(widths)
+        ]
+        self._layer = 0
+        self._groups: list[tuple[int, int, int]] = []  # first row, rows of each sequence, sequences
+        self._slots = np.zeros((2, 0), np.int64)  # read and write, of each sequence in the batch
+        self._inputs: list[tuple[Tensor, Tensor]] = []
+
+    # For models.
+
+    def layer(self, index: int) -> None:
+        self._layer = index
+
+    def states(self, ctx: Context) -> list[StateGroup]:
+        pools = self._pools[self._layer]
+        return [StateGroup(*group, ctx, pools, *io) for group, io in zip(self._groups, self._inputs, strict=True)]
+
+    def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
+        self._has_no_keys()
+
+    def get(self, ctx: Context) -> list[Attended]:
+        self._has_no_keys()
+
+    def _has_no_keys(self) -> NoReturn:
+        raise AssertionError(f"layer {self._layer} is recurrent: it has states, no keys")
+
+    # For the runner.
+
+    @property
+    def n_free(self) -> int:
+        return 1 << 62  # a state takes no more room for more tokens
+
+    def check_room(self, batch: Batch) -> None:
+        """There is always room."""
+
+    def start_forward(self, batch: Batch) -> Hashable:
+        groups = runs(batch.sequences)
+        for sequence, row, _ in groups:
+            position, length = int(batch.positions[row]), self.length(sequence)
+            assert position == length, f"sequence {sequence} goes on at {length}, not at {position}"
+        slots = [self.checkpoints.advance(s, end - row) for s, row, end in groups]
+        self._slots = np.array(slots, np.int64).T
+        self._groups = _grouped([end - row for _, row, end in groups])
+        return tuple(self._groups)
+
+    def start_reserve(self, n_tokens: int) -> Hashable:
+        n_sequences = min(self.limits.max_sequences, n_tokens)
+        counts = [n_tokens // n_sequences] * n_sequences
+        counts[-1] += n_tokens - sum(counts)
+        self._slots = np.full((2, n_sequences), START, np.int64)
+        self._groups = _grouped(counts)
+        return tuple(self._groups)
+
+    def make_inputs(self, ctx: Context) -> None:
+        self._inputs = [(ctx.input(DType.I32, n), ctx.input(DType.I64, n)) for _, _, n in self._groups]
+
+    def set_inputs(self, ctx: Context) -> None:
+        assert START not in self._slots[1], "a reserved graph is never computed"
+        begin = 0
+        for (_, _, n), (sources, targets) in zip(self._groups, self._inputs, strict=True):
+            ctx.set(sources, np.ascontiguousarray(self._slots[0, begin : begin + n], np.int32))
+            ctx.set(targets, np.ascontiguousarray(self._slots[1, begin : begin + n]))
+            begin += n
+
+    # Sequences.
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """The target shares the states; each writes its next to a slot of its own."""
+        if source != target:
+            self.checkpoints.cut(target, 0)
+            self.checkpoints.share(source, target, length)
+
+    def can_resume(self, sequence: int, position: int) -> bool:
+        return self.prepare_restore(sequence, position) == position
+
+    def prepare_restore(self, sequence: int, position: int) -> int:
+        return self.checkpoints.restore_point(sequence, position)
+
+    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+        if end is not None and end < self.length(sequence):
+            self.check_remove(sequence, begin, end)
+        elif end is None or begin < end:
+            begin = min(begin, self.length(sequence))
+            self.checkpoints.cut(sequence, begin if self.can_resume(sequence, begin) else 0)
+
+    def check_remove(self, sequence: int, begin: int, end: int) -> None:
+        if begin < end < self.length(sequence):
+            raise NotSupported("a recurrent state cannot forget tokens in the middle: what follows them is computed again")
+
+    def length(self, sequence: int) -> int:
+        return self.checkpoints.length(sequence)
+
+    def check_integrity(self) -> None:
+        self.checkpoints.check_integrity()
+
+
+def _grouped(counts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(first row, rows of each sequence, sequences) of neighbours with equally many rows."""
+    groups: list[tuple[int, int, int]] = []
+    row = 0
+    for count in counts:
+        if groups and groups[-1][1] == count:
+            groups[-1] = (groups[-1][0], count, groups[-1][2] + 1)
+        else:
+            groups.append((row, count, 1))
+        row += count
+    return groups
