@@ -152,6 +152,10 @@ class Settings:
     context_length: int = _setting("OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context length (0: 4096)")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
+    api_keys: tuple[str, ...] = _setting(
+        "PUNA_API_KEYS", _origins, (), "keys that requests must bring (comma list; none: all may)"
+    )
+    allow_no_keys: bool = _setting("PUNA_ALLOW_NO_KEYS", _boolean, False, "let other machines use the server without keys")
     no_history: bool = _setting("OLLAMA_NOHISTORY", _boolean, False, "keep no history of the interactive prompt")
     no_prune: bool = _setting("OLLAMA_NOPRUNE", _boolean, False, "keep blobs that no model uses")
     debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")

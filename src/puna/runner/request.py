@@ -89,7 +89,7 @@ class Request:
                 return
         if logprob is not None:
             self._held_logprobs.append((self._text.n_read, logprob))
-        emitted = self._text.feed(self._tokenizer.piece(token))
+        emitted = self._text.feed(self._tokenizer.piece(token, special=self.wire.show_control_tokens))
         if emitted.text:
             self._say(emitted.text)
         if emitted.stopped or (self.matcher is not None and self.matcher.is_complete):

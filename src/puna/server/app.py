@@ -21,8 +21,11 @@ from starlette.routing import BaseRoute
 from puna import __version__
 from puna.errors import PunaError
 from puna.server import errors
+from puna.server.access import ApiKeys, check_exposure
+from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
-from puna.server.routes import anthropic, chat, embed, generate, models, openai, ps, responses
+from puna.server.request_id import InLog, RequestIds
+from puna.server.routes import anthropic, chat, embed, generate, metrics, models, openai, ps, responses
 from puna.server.scheduler import Launch, Scheduler, launch_runner
 from puna.settings import Settings
 from puna.store.store import Store
@@ -45,9 +48,11 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
         finally:
             await scheduler.close()
 
-    middleware = [Middleware(CORS, Origins(settings.origins))]
+    middleware = [Middleware(RequestIds), Middleware(CORS, Origins(settings.origins))]
     if settings.host.is_loopback:
         middleware.append(Middleware(LocalHosts))
+    if settings.api_keys:
+        middleware.append(Middleware(ApiKeys, settings.api_keys))
     middleware.append(Middleware(CancelOnDisconnect))
     routes: list[BaseRoute] = [
         *ps.routes,
@@ -58,6 +63,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
         *openai.routes,
         *responses.routes,
         *anthropic.routes,
+        *metrics.routes,
     ]
     app = Starlette(
         routes=routes,
@@ -70,6 +76,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
         },
     )
     app.state.settings, app.state.store, app.state.scheduler = settings, store, scheduler
+    app.state.metrics = Metrics(scheduler)
     return app
 
 
@@ -109,17 +116,23 @@ def serve(settings: Settings, sock: socket.socket | None = None, launch: Launch 
 
     Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
-    logging.basicConfig(
-        level=logging.DEBUG if settings.debug else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for noisy in ("asyncio", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(logging.INFO if settings.debug else logging.WARNING)
+    _log_to_stderr(settings)
+    check_exposure(settings)
     app = create_app(settings, Store(settings.models, keep_unused=settings.no_prune), Scheduler(settings, launch))
     listener = sock or _listen(settings)
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)
     with listener:
         make_server(app, settings).run(sockets=[listener])
+
+
+def _log_to_stderr(settings: Settings) -> None:
+    handler = logging.StreamHandler()
+    handler.addFilter(InLog())
+    line = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
+    logging.basicConfig(level=logging.DEBUG if settings.debug else logging.INFO, format=line, handlers=[handler])
+    for noisy in ("asyncio", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.INFO if settings.debug else logging.WARNING)
 
 
 def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
@@ -130,7 +143,7 @@ def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
         ws="none",
         lifespan="on",
         log_config=None,
-        access_log=settings.debug,
+        access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_CANCEL_AFTER_S,
         timeout_keep_alive=75,

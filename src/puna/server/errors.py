@@ -6,7 +6,6 @@ Source: Ollama's native error catalogue.
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from puna import errors
 from puna.api import go_json
+from puna.server import request_id
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-_OPENAI_TYPES = {400: "invalid_request_error", 404: "not_found_error"}
+_OPENAI_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 JSON_CONTENT_TYPE = "application/json; charset=utf-8"
 
 
@@ -67,7 +67,7 @@ def openai_body(text: str, status: int) -> dict[str, Any]:
 
 def anthropic_body(text: str, status: int) -> dict[str, Any]:
     error = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": text}
-    return {"type": "error", "error": error, "request_id": f"req_{secrets.token_hex(12)}"}
+    return {"type": "error", "error": error, "request_id": request_id.current() or request_id.new_id()}
 
 
 def body_for(path: str, text: str, status: int) -> dict[str, Any]:

@@ -18,12 +18,15 @@ from puna.api.options import Options
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner, error_from
 from puna.prompt.output import Parser, Part
+from puna.server import request_id
+from puna.server.metrics import Generation, Metrics
 from puna.server.scheduler import Loaded, Scheduler
 from puna.store.model import StoredModel
 
 T = TypeVar("T")
 MakePrompt = Callable[[Loaded], Awaitable[str]]
 MakeParser = Callable[[str], Parser | None]
+MakeGrammar = Callable[[str], wire.Grammar | None]
 
 _SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
 _MAX_CONTEXTS = 10  # an answer without a limit of its own ends after so many contexts' worth of tokens
@@ -37,12 +40,16 @@ class Job:
     options: Options
     wanted: WantedLoad
     make_prompt: MakePrompt
+    metrics: Metrics
     keep_alive: float | None = None
     context: list[int] = field(default_factory=list)
     truncate: bool = True
     shift: bool = True
     return_tokens: bool = False
     make_parser: MakeParser = lambda _: None  # for the output that follows a prompt
+    make_grammar: MakeGrammar = lambda _: None  # for the same
+    logprobs: bool = False
+    top_logprobs: int = 0
     show_control_tokens: bool = False  # the parser needs them
     began_ns: int = field(default_factory=time.monotonic_ns)
 
@@ -56,7 +63,15 @@ class Finished:
     total_ns: int
 
 
+@dataclass(frozen=True)
+class Logprobs:
+    """Those of tokens whose text, or the beginning of it, comes next; it may have come already, or be no part of the answer."""
+
+    entries: list[wire.TokenLogprob]
+
+
 Parts = AsyncGenerator[Part | Finished, None]
+ScoredParts = AsyncGenerator[Part | Logprobs | Finished, None]
 
 
 async def run(scheduler: Scheduler, job: Job) -> Parts:
@@ -64,21 +79,43 @@ async def run(scheduler: Scheduler, job: Job) -> Parts:
 
     Errors: what loading raises; RunnerDied; what the runner reports, as the error of its status.
     """
-    async with scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
-        load_ns = time.monotonic_ns() - job.began_ns
-        prompt = await job.make_prompt(loaded)
-        parser = job.make_parser(prompt)
-        async with aclosing(loaded.runner.complete(completion_request(job, prompt, loaded.n_ctx))) as replies:
-            async for reply in replies:
-                if isinstance(reply, wire.Piece):
-                    for part in parser.feed(reply.content) if parser else (reply.content,):
-                        yield part
-                elif isinstance(reply, wire.Failed):
-                    raise error_from(reply)
-                else:
-                    for part in parser.finish() if parser else ():
-                        yield part
-                    yield Finished(reply, load_ns, time.monotonic_ns() - job.began_ns)
+    async with aclosing(run_scored(scheduler, job)) as parts:
+        async for part in parts:
+            if not isinstance(part, Logprobs):
+                yield part
+
+
+async def run_scored(scheduler: Scheduler, job: Job) -> ScoredParts:
+    """The same, with logprobs if the job asks for them."""
+    with job.metrics.generation(job.model.name, job.began_ns) as seen:
+        async with (
+            scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded,
+            aclosing(_parts(loaded, job, seen)) as parts,
+        ):
+            async for part in parts:
+                yield part
+
+
+async def _parts(loaded: Loaded, job: Job, seen: Generation) -> ScoredParts:
+    seen.placed()
+    load_ns = time.monotonic_ns() - job.began_ns
+    prompt = await job.make_prompt(loaded)
+    parser = job.make_parser(prompt)
+    async with aclosing(loaded.runner.complete(completion_request(job, prompt, loaded.n_ctx))) as replies:
+        async for reply in replies:
+            if isinstance(reply, wire.Piece):
+                seen.piece()
+                if reply.logprobs:
+                    yield Logprobs(reply.logprobs)
+                for part in parser.feed(reply.content) if parser else (reply.content,):
+                    yield part
+            elif isinstance(reply, wire.Failed):
+                raise error_from(reply)
+            else:
+                for part in parser.finish() if parser else ():
+                    yield part
+                seen.done(reply)
+                yield Finished(reply, load_ns, time.monotonic_ns() - job.began_ns)
 
 
 def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequest:
@@ -93,10 +130,14 @@ def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequ
         n_keep=options.num_keep,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
+        grammar=job.make_grammar(prompt),
+        logprobs=job.logprobs,
+        top_logprobs=job.top_logprobs,
         truncate=job.truncate,
         shift=job.shift,
         return_tokens=job.return_tokens,
         show_control_tokens=job.show_control_tokens,
+        request_id=request_id.current(),
     )
 
 

@@ -32,6 +32,7 @@ _STAINLESS = (
 )
 _ALLOWED_HEADERS = ", ".join(
     ["Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "OpenAI-Beta"]
+    + ["X-Api-Key", "X-Request-Id", "Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access"]
     + [f"x-stainless-{name}" for name in _STAINLESS.split()]
 )
 _ALLOWED_METHODS = "GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"

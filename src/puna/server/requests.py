@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +17,14 @@ from starlette.requests import HTTPConnection
 
 from puna.api import options as model_options
 from puna.api.generate import ChatRequest, GenerateRequest
-from puna.errors import BadRequest, NotFound, PunaError, UnsupportedModel
+from puna.errors import BadRequest, NotFound, UnsupportedModel
 from puna.llm.load import wanted_load
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.render import Think
 from puna.server import prompts
+from puna.server.constraint import grammar_of, with_thoughts
 from puna.server.generation import Job, MakePrompt
+from puna.server.metrics import Metrics
 from puna.server.scheduler import Loaded, Scheduler
 from puna.settings import Settings
 from puna.store.details import read_details
@@ -41,13 +42,14 @@ class Caller:
     settings: Settings
     store: Store
     scheduler: Scheduler
+    metrics: Metrics
     is_local: bool
     began_ns: int
 
     @classmethod
     def of(cls, request: HTTPConnection) -> Caller:
         state = request.app.state
-        return cls(state.settings, state.store, state.scheduler, _is_loopback(request), time.monotonic_ns())
+        return cls(state.settings, state.store, state.scheduler, state.metrics, _is_loopback(request), time.monotonic_ns())
 
     async def open(self, name: str) -> StoredModel:
         """A model of the store, or for callers on this machine a GGUF file by its path.
@@ -151,6 +153,11 @@ def _job(
     output = OutputFormat.of(getattr(request, "template", "") or model.template, model.chat_template, model.family)
     is_raw = getattr(request, "raw", False)
     options = model_options.merge(defaults, model.parameters, request.options)
+    grammar = grammar_of(request)
+    tags = output.tags if think and not is_raw else None
+    if grammar is not None and output.is_harmony and not is_raw:
+        make_prompt = _within_final(make_prompt)
+        tags = None
     return Job(
         model=model,
         options=options,
@@ -161,9 +168,22 @@ def _job(
         shift=request.shift,
         make_parser=lambda prompt: None if is_raw else output.parser(prompt, think=bool(think), tools=tools),
         show_control_tokens=not is_raw and output.needs_control_tokens(think=bool(think), tools=bool(tools)),
+        make_grammar=lambda prompt: with_thoughts(grammar, tags, prompt),
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
         began_ns=caller.began_ns,
+        metrics=caller.metrics,
         **extra,
     )
+
+
+def _within_final(make_prompt: MakePrompt) -> MakePrompt:
+    """Begin the message that a grammar is about: in the harmony format its header is made of control tokens."""
+
+    async def prompt(loaded: Loaded) -> str:
+        return f"{await make_prompt(loaded)}<|channel|>final<|message|>"
+
+    return prompt
 
 
 def _require(model: StoredModel, name: str, task: str, needed: set[str]) -> None:
@@ -185,9 +205,7 @@ def _common_checks(model: StoredModel, request: ChatRequest | GenerateRequest) -
     """What generate and chat refuse alike; returns whether the model shall think."""
     if not 0 <= request.top_logprobs <= 20:
         raise BadRequest("top_logprobs must be between 0 and 20")
-    if request.logprobs:
-        raise BadRequest("logprobs are not supported yet")
-    _check_format(request.format)
+    grammar_of(request)
     can_think = "thinking" in model.capabilities
     if request.think and not can_think:
         raise BadRequest(f'"{request.model}" does not support thinking')

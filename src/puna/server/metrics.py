@@ -1,0 +1,149 @@
+"""What the server counts and measures, as Prometheus reads it at ``GET /metrics``.
+
+Knows generations and the scheduler, no API. Labels are names of stored models, so their number is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from puna import __version__, wire
+from puna.server.scheduler import Scheduler
+from puna.store.model import StoredModel
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """One server's numbers. May be written from one event loop only."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._registry = registry = CollectorRegistry()
+        model = ["model"]
+        build = Gauge("puna_build_info", "Version of the server, always 1.", ["version"], registry=registry)
+        build.labels(__version__).set(1)
+        self.requests = Counter(
+            "puna_requests", "Generations that ended: ok, error or cancelled.", ["model", "outcome"], registry=registry
+        )
+        self.running = Gauge("puna_requests_running", "Generations whose model is loaded.", model, registry=registry)
+        self.waiting = Gauge("puna_requests_waiting", "Generations that wait for their model.", model, registry=registry)
+        self.queue = Histogram(
+            "puna_queue_seconds", "Wait for a place and for the model's load.", model, registry=registry, buckets=_SECONDS
+        )
+        self.first_token = Histogram(
+            "puna_time_to_first_token_seconds",
+            "From the request's arrival to the first piece of its answer.",
+            model,
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.gap = Histogram(
+            "puna_inter_token_seconds",
+            "Between two pieces of an answer, which mostly are a token each.",
+            model,
+            registry=registry,
+            buckets=_GAPS,
+        )
+        self.duration = Histogram(
+            "puna_request_duration_seconds", "From arrival to the last piece.", model, registry=registry, buckets=_SECONDS
+        )
+        self.prompt_tokens = Counter("puna_prompt_tokens", "Tokens of prompts, cached ones included.", model, registry=registry)
+        self.cached_tokens = Counter("puna_prompt_tokens_cached", "Those of them found in the cache.", model, registry=registry)
+        self.generated_tokens = Counter("puna_generated_tokens", "Tokens of answers.", model, registry=registry)
+        self.prompt_seconds = Counter("puna_prompt_seconds", "Time spent on reading prompts.", model, registry=registry)
+        self.generated_seconds = Counter("puna_generated_seconds", "Time spent on generating.", model, registry=registry)
+        registry.register(_LoadedModels(scheduler))
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    @contextmanager
+    def generation(self, model: str, began_ns: int) -> Iterator[Generation]:
+        """Follow one generation; how the block ends is its outcome."""
+        seen = Generation(self, model, began_ns)
+        outcome = "error"
+        try:
+            yield seen
+            outcome = "ok"
+        except (asyncio.CancelledError, GeneratorExit):
+            outcome = "ok" if seen.is_done else "cancelled"
+            raise
+        finally:
+            seen.end(outcome)
+
+
+class Generation:
+    def __init__(self, metrics: Metrics, model: str, began_ns: int) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._began = began_ns / 1e9
+        self._last_piece = 0.0
+        self._is_placed = False
+        self.is_done = False
+        metrics.waiting.labels(model).inc()
+
+    def placed(self) -> None:
+        """The model is loaded."""
+        metrics, self._is_placed = self._metrics, True
+        metrics.waiting.labels(self._model).dec()
+        metrics.running.labels(self._model).inc()
+        metrics.queue.labels(self._model).observe(time.monotonic() - self._began)
+
+    def piece(self) -> None:
+        now = time.monotonic()
+        if self._last_piece:
+            self._metrics.gap.labels(self._model).observe(now - self._last_piece)
+        else:
+            self._metrics.first_token.labels(self._model).observe(now - self._began)
+        self._last_piece = now
+
+    def done(self, done: wire.Done) -> None:
+        metrics, model = self._metrics, self._model
+        self.is_done = done.reason != "cancelled"
+        metrics.prompt_tokens.labels(model).inc(done.prompt_eval_count)
+        metrics.cached_tokens.labels(model).inc(done.cached_count)
+        metrics.generated_tokens.labels(model).inc(done.eval_count)
+        metrics.prompt_seconds.labels(model).inc(done.prompt_eval_duration / 1e9)
+        metrics.generated_seconds.labels(model).inc(done.eval_duration / 1e9)
+
+    def end(self, outcome: str) -> None:
+        metrics, model = self._metrics, self._model
+        (metrics.running if self._is_placed else metrics.waiting).labels(model).dec()
+        metrics.requests.labels(model, outcome).inc()
+        if outcome == "ok":
+            metrics.duration.labels(model).observe(time.monotonic() - self._began)
+
+
+class _LoadedModels(Collector):
+    """Read from the scheduler when asked for."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        count = GaugeMetricFamily("puna_models_loaded", "Models that take memory.")
+        memory = GaugeMetricFamily("puna_model_memory_bytes", "Memory of a loaded model.", labels=["model", "device"])
+        running = self._scheduler.running()
+        count.add_metric([], len(running))
+        for item in running:
+            assert isinstance(item.model, StoredModel)
+            if item.memory is None:
+                continue
+            for device in item.memory.devices:
+                memory.add_metric([item.model.name, device.device], device.total)
+            memory.add_metric([item.model.name, "host"], item.memory.input_weights)
+        yield count
+        yield memory

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.unit.server.live import Live
+from tests.unit.server.test_native import HI, wait_until
+
+
+def samples(live: Live) -> dict[str, float]:
+    response = live.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = [line for line in response.text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_what_is_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.add("hello", cached_count=2)
+    live.add("broken", fail_at_piece=1)
+    live.add("slow", n_pieces=1000, piece_delay_s=0.02)
+    with live.running():
+        assert samples(live)["puna_models_loaded"] == 0
+        for path in ("/api/chat", "/v1/chat/completions", "/v1/responses"):
+            assert live.post(path, {"model": "hello", "messages": HI, "input": "Hi"}).status_code == 200
+        live.post("/v1/messages", {"model": "hello", "messages": HI, "max_tokens": 9})
+        live.post("/api/chat", {"model": "broken", "messages": HI})
+        with pytest.raises(httpx.ReadTimeout):
+            live.post("/api/chat", {"model": "slow", "messages": HI, "stream": False}, timeout=0.5)
+        cancelled = 'puna_requests_total{model="slow:latest",outcome="cancelled"}'
+        wait_until(lambda: samples(live).get(cancelled) == 1.0, timeout_s=5)
+        found = samples(live)
+        of_hello = {name: value for name, value in found.items() if 'model="hello:latest"' in name}
+        assert of_hello['puna_requests_total{model="hello:latest",outcome="ok"}'] == 4
+        assert found['puna_requests_total{model="broken:latest",outcome="error"}'] == 1
+        for name, expected in {
+            "puna_prompt_tokens_total": 12,
+            "puna_prompt_tokens_cached_total": 8,
+            "puna_generated_tokens_total": 16,
+            "puna_time_to_first_token_seconds_count": 4,
+            "puna_inter_token_seconds_count": 8,
+            "puna_queue_seconds_count": 4,
+            "puna_request_duration_seconds_count": 4,
+            "puna_requests_running": 0,
+            "puna_requests_waiting": 0,
+        }.items():
+            assert of_hello[f'{name}{{model="hello:latest"}}'] == expected, name
+        assert found["puna_models_loaded"] >= 1
+        assert found['puna_model_memory_bytes{device="CPU",model="hello:latest"}'] == 1230
+        assert found['puna_requests_running{model="slow:latest"}'] == 0
+
+
+def test_a_request_in_flight_is_seen(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.add("slow", n_pieces=1000, piece_delay_s=0.02)
+    with live.running():
+        with live.client.stream("POST", "/api/chat", json={"model": "slow", "messages": HI}) as response:
+            next(response.iter_lines())
+            with httpx.Client(base_url=live.url) as other:
+                text = other.get("/metrics").text
+            assert re.search(r'^puna_requests_running\{model="slow:latest"\} 1\.0$', text, re.MULTILINE)
+        wait_until(lambda: samples(live)['puna_requests_running{model="slow:latest"}'] == 0, timeout_s=5)
+
+
+def test_names_that_nobody_stored_make_no_series(shared: Live) -> None:
+    shared.post("/api/chat", {"model": "made-up", "messages": HI})
+    assert "made-up" not in shared.client.get("/metrics").text
