@@ -12,11 +12,12 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from puna.api import go_json
-from puna.api.generate import ReplyCall, ReplyFunction
+from puna.api.generate import ReplyCall, ReplyFunction, ReplyLogprob, ReplyTopLogprob
 from puna.prompt.output import Call, Thought
 from puna.server.bodies import NDJSON, Stream
 from puna.server.errors import JSON_CONTENT_TYPE, native_body
-from puna.server.generation import Finished, Parts
+from puna.server.generation import Finished, Logprobs, ScoredParts
+from puna.wire import TokenLogprob
 
 
 def now() -> str:
@@ -55,30 +56,49 @@ def metrics(finished: Finished) -> dict[str, int | None]:
 MakeReply = Callable[..., BaseModel]
 
 
-async def answer(parts: Parts, reply: MakeReply, *, stream: bool) -> Response:
+async def answer(parts: ScoredParts, reply: MakeReply, *, stream: bool) -> Response:
     """The answer as lines or as one message. *reply* makes a message from a text, a thought and further fields."""
     if stream:
         return Stream(_lines(parts, reply), NDJSON, error_line)
     whole = await gather(parts)
     calls = {"tool_calls": [reply_call(call, index) for index, call in enumerate(whole.calls)]} if whole.calls else {}
-    return respond(reply(whole.text, whole.thought, **calls, **final_fields(whole.finished)))
+    return respond(reply(whole.text, whole.thought, **calls, **_scores(whole.logprobs), **final_fields(whole.finished)))
 
 
-async def _lines(parts: Parts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
-    """One line per piece, then the line with the counts."""
+async def _lines(parts: ScoredParts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
+    """One line per piece, then the line with the counts. Logprobs come with the next line."""
     n_calls = 0
+    held: list[TokenLogprob] = []
     async with aclosing(parts):
         async for part in parts:
+            if isinstance(part, Logprobs):
+                held += part.entries
+                continue
+            scores = _scores(held)
+            held.clear()
             match part:
                 case Finished():
-                    yield body_of(reply("", "", **final_fields(part))) + b"\n"
+                    yield body_of(reply("", "", **scores, **final_fields(part))) + b"\n"
                 case Thought(text):
-                    yield body_of(reply("", text)) + b"\n"
+                    yield body_of(reply("", text, **scores)) + b"\n"
                 case Call():
-                    yield body_of(reply("", "", tool_calls=[reply_call(part, n_calls)])) + b"\n"
+                    yield body_of(reply("", "", **scores, tool_calls=[reply_call(part, n_calls)])) + b"\n"
                     n_calls += 1
                 case text:
-                    yield body_of(reply(text, "")) + b"\n"
+                    yield body_of(reply(text, "", **scores)) + b"\n"
+
+
+def _scores(entries: list[TokenLogprob]) -> dict[str, list[ReplyLogprob]]:
+    return {"logprobs": [reply_logprob(entry) for entry in entries]} if entries else {}
+
+
+def reply_logprob(entry: TokenLogprob) -> ReplyLogprob:
+    top = [ReplyTopLogprob(**_token(other)) for other in entry.top]
+    return ReplyLogprob(**_token(entry), top_logprobs=top or None)
+
+
+def _token(entry: TokenLogprob) -> dict[str, Any]:
+    return {"token": entry.text.decode("utf-8", "replace"), "logprob": entry.logprob, "bytes": list(entry.text)}
 
 
 def reply_call(call: Call, index: int) -> ReplyCall:
@@ -92,17 +112,22 @@ class Whole:
     text: str
     thought: str
     calls: list[Call]
+    logprobs: list[TokenLogprob]
     finished: Finished
 
 
-async def gather(parts: Parts) -> Whole:
+async def gather(parts: ScoredParts) -> Whole:
     text: list[str] = []
     thought: list[str] = []
     calls: list[Call] = []
+    logprobs: list[TokenLogprob] = []
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, Finished):
-                return Whole("".join(text), "".join(thought), calls, part)
+                return Whole("".join(text), "".join(thought), calls, logprobs, part)
+            if isinstance(part, Logprobs):
+                logprobs += part.entries
+                continue
             if isinstance(part, Thought):
                 thought.append(part.text)
             elif isinstance(part, Call):

@@ -210,11 +210,3 @@ def _common_checks(model: StoredModel, request: ChatRequest | GenerateRequest) -
     if request.think and not can_think:
         raise BadRequest(f'"{request.model}" does not support thinking')
     return True if request.think is None and can_think else request.think
-
-
-def _check_format(value: Any) -> None:
-    if value is None or value == "":
-        return
-    if value == "json" or isinstance(value, dict):
-        raise BadRequest("structured output (format) is not supported yet")
-    raise PunaError(f'invalid format: {json.dumps(value)[:200]}; expected "json" or a valid JSON Schema object')

@@ -119,12 +119,6 @@ def test_a_models_own_parameters_count_more_than_openais_defaults(empty: Live) -
         ({"model": "hello", "messages": [{"role": "user"}]}, 400, "invalid_request_error", "invalid message content type: <nil>"),
         ({"model": "hello", "messages": HI, "tools": [{}]}, 400, "invalid_request_error", f"{FULL_NAME} does not support tools"),
         (
-            {"model": "hello", "messages": HI, "response_format": {"type": "json_object"}},
-            400,
-            "invalid_request_error",
-            "structured output (format) is not supported yet",
-        ),
-        (
             {"model": "hello", "messages": HI, "reasoning_effort": "lots"},
             400,
             "invalid_request_error",

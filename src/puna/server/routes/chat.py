@@ -11,7 +11,7 @@ from starlette.routing import Route
 from puna.api.generate import ChatReply, ChatRequest, ReplyMessage
 from puna.errors import BadRequest
 from puna.server.bodies import json_response, read_json
-from puna.server.generation import run
+from puna.server.generation import run_scored
 from puna.server.native import answer, now, respond
 from puna.server.requests import Caller, chat_job
 
@@ -39,7 +39,7 @@ async def chat(request: Request) -> Response:
     if not message.messages:
         await caller.load(job)
         return respond(reply(done=True, done_reason="load"))
-    return await answer(run(caller.scheduler, job), reply, stream=message.stream)
+    return await answer(run_scored(caller.scheduler, job), reply, stream=message.stream)
 
 
 routes = [Route("/api/chat", chat, methods=["POST"])]

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from puna.api.generate import GenerateReply, GenerateRequest
 from puna.server.bodies import json_response, read_json
-from puna.server.generation import run
+from puna.server.generation import run_scored
 from puna.server.native import answer, now, respond
 from puna.server.requests import Caller, generate_job
 
@@ -33,7 +33,7 @@ async def generate(request: Request) -> Response:
     if not message.prompt:
         await caller.load(job)
         return respond(reply(done=True, done_reason="load"))
-    return await answer(run(caller.scheduler, job), reply, stream=message.stream)
+    return await answer(run_scored(caller.scheduler, job), reply, stream=message.stream)
 
 
 routes = [Route("/api/generate", generate, methods=["POST"])]

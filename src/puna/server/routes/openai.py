@@ -28,11 +28,12 @@ from puna.errors import BadRequest, InvalidName, NotFound
 from puna.prompt.output import Call, Thought
 from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
 from puna.server.errors import openai_body
-from puna.server.generation import Finished, Job, Parts, run
-from puna.server.native import gather
+from puna.server.generation import Finished, Job, Logprobs, Parts, ScoredParts, run, run_scored
+from puna.server.native import gather, reply_logprob
 from puna.server.requests import Caller, chat_job, generate_job
 from puna.store.model import StoredModel
 from puna.store.names import Name
+from puna.wire import TokenLogprob
 
 FINGERPRINT = "fp_ollama"
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0}  # of OpenAI's API, where neither the request nor the model says anything
@@ -67,14 +68,15 @@ async def chat_completions(request: Request) -> Response:
     job = chat_job(caller, model, native, DEFAULTS)
     shape = Shape.new("chatcmpl", "chat.completion", message.model)
     if message.stream:
-        return _stream(_chat_events(run(caller.scheduler, job), shape, message.stream_options.include_usage))
-    whole = await gather(run(caller.scheduler, job))
+        return _stream(_chat_events(run_scored(caller.scheduler, job), shape, message.stream_options.include_usage))
+    whole = await gather(run_scored(caller.scheduler, job))
     said: dict[str, Any] = {"role": "assistant", "content": whole.text}
     if whole.thought:
         said["reasoning"] = whole.thought
     if whole.calls:
         said["tool_calls"] = [_call(call, index) for index, call in enumerate(whole.calls)]
     choice = {"index": 0, "message": said, "finish_reason": _reason(whole.finished, has_called=bool(whole.calls))}
+    choice |= _scores(whole.logprobs)
     return json_response(shape.message([choice], usage=_usage(whole.finished)))
 
 
@@ -89,8 +91,17 @@ def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
             "format": _format(message.response_format),
             "logprobs": message.logprobs,
             "top_logprobs": message.top_logprobs,
+            "regex": message.regex,
+            "lark": message.lark,
         }
     )
+
+
+def _scores(entries: list[TokenLogprob]) -> dict[str, Any]:
+    if not entries:
+        return {}
+    content = [{"top_logprobs": [], **reply_logprob(entry).model_dump(exclude_none=True)} for entry in entries]
+    return {"logprobs": {"content": content}}
 
 
 def _format(response_format: dict[str, Any] | None) -> Any:
@@ -112,17 +123,22 @@ def _reason(finished: Finished, *, has_called: bool) -> str:
     return "tool_calls" if has_called and reason == "stop" else reason
 
 
-async def _chat_events(parts: Parts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
-    """The role comes with the first chunk only, the finish reason in a chunk of its own."""
+async def _chat_events(parts: ScoredParts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    """The role comes with the first chunk only, the finish reason in a chunk of its own; logprobs with the next chunk."""
+    held: list[TokenLogprob] = []
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        choice = {"index": 0, "delta": delta, **_scores(held), "finish_reason": reason}
+        held.clear()
         return _event(shape.message([choice], "chat.completion.chunk"))
 
     role = {"role": "assistant"}
     n_calls = 0
     async with aclosing(parts):
         async for part in parts:
+            if isinstance(part, Logprobs):
+                held += part.entries
+                continue
             if isinstance(part, str):
                 yield chunk({**role, "content": part})
             elif isinstance(part, Thought):
@@ -143,7 +159,7 @@ async def completions(request: Request) -> Response:
     message = await read_json(request, api.CompletionRequest)
     model = await caller.open(message.model)
     given = {"model": message.model, "prompt": message.prompt, "suffix": message.suffix, "options": message.options}
-    native = GenerateRequest.model_validate(given)
+    native = GenerateRequest.model_validate(given | {"regex": message.regex, "lark": message.lark})
     job = generate_job(caller, model, native, DEFAULTS)
     shape = Shape.new("cmpl", "text_completion", message.model)
     if not message.prompt:
