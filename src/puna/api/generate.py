@@ -67,6 +67,8 @@ class _Common(Request):
     shift: bool = True
     logprobs: bool = False
     top_logprobs: int = 0
+    regex: str = ""  # Puna's own: the answer matches this regular expression
+    lark: str = ""  # Puna's own: the answer follows this grammar, in the syntax of llguidance
     debug_render_only: bool = Field(False, alias="_debug_render_only")
 
     model_config = ConfigDict(populate_by_name=True)
@@ -119,6 +121,16 @@ class ReplyCall(BaseModel):
     function: ReplyFunction
 
 
+class ReplyTopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ReplyLogprob(ReplyTopLogprob):
+    top_logprobs: list[ReplyTopLogprob] | None = None
+
+
 class ReplyMessage(BaseModel):
     role: str = "assistant"
     content: str = ""
@@ -131,6 +143,7 @@ class _GenerateHead(BaseModel):
     created_at: str
     response: str = ""
     thinking: str | None = None
+    logprobs: list[ReplyLogprob] | None = None
     done: bool = False
     done_reason: str | None = None
     context: list[int] | None = None
@@ -140,6 +153,7 @@ class _ChatHead(BaseModel):
     model: str
     created_at: str
     message: ReplyMessage = ReplyMessage()
+    logprobs: list[ReplyLogprob] | None = None
     done: bool = False
     done_reason: str | None = None
 

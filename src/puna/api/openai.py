@@ -65,6 +65,8 @@ class _Common(Request):
     presence_penalty: float | None = None
     stop: list[str] = Field(default_factory=list)
     ignore_eos: bool | None = None  # an extension that other servers have too
+    regex: str = ""  # Puna's own, as in the native API
+    lark: str = ""
 
     _list_of_stops = field_validator("stop", mode="before")(_stop)
 
