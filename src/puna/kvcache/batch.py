@@ -14,11 +14,21 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """What an encoder made of the image or sound that the token at this position stands for: n_rows vectors."""
+
+    sequence: int
+    position: int
+    n_rows: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """Rows of one step; the rows of a sequence stand together, in the order of their positions.
 
     Shapes: tokens, positions, sequences int32 [n]; outputs int32 [m], the rows whose logits are wanted, ascending.
     Spans are rows [begin, end) of one sequence that see each other, also the later ones: the tokens of an image.
+    Encoded are the inputs of cross attention that come with this step, at most one of a sequence, in the order of rows.
     """
 
     tokens: Ints
@@ -26,6 +36,7 @@ class Batch:
     sequences: Ints
     outputs: Ints
     spans: tuple[tuple[int, int], ...] = ()
+    encoded: tuple[Encoded, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -36,10 +47,17 @@ class Batch:
         return len(self.outputs)
 
 
-def batch(tokens: Any, positions: Any, sequences: Any, outputs: Any, spans: Sequence[tuple[int, int]] = ()) -> Batch:
+def batch(
+    tokens: Any,
+    positions: Any,
+    sequences: Any,
+    outputs: Any,
+    spans: Sequence[tuple[int, int]] = (),
+    encoded: Sequence[Encoded] = (),
+) -> Batch:
     """From anything that numpy takes."""
     a, b, c, d = (np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs))
-    return Batch(a, b, c, d, tuple(spans))
+    return Batch(a, b, c, d, tuple(spans), tuple(encoded))
 
 
 def runs(sequences: Ints) -> list[tuple[int, int, int]]:
