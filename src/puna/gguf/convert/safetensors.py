@@ -1,0 +1,113 @@
+"""Tensors of a safetensors file, each checked against the file's size before anything is read.
+
+Layout: the length of the header as a 64-bit number, the header as a JSON object of names, then the data.
+Source: the format's description by its authors (huggingface/safetensors, README).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from puna.errors import FileFormatError
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
+MAX_DIMENSIONS = 8
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    dtype: str  # as the format names it
+    shape: tuple[int, ...]
+    begin: int  # in the file
+    n_bytes: int
+
+
+class SafetensorsFile:
+    """An open file; a context manager.
+
+    Errors: FileFormatError naming the tensor, from the constructor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            header = _read_header(path, file.read(8), size)
+            self.tensors = _check(path, _parse(path, file.read(header)), 8 + header, size)
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        """A copy as float32.
+
+        Errors: FileFormatError when it is not there or holds no floating point numbers.
+        """
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise FileFormatError(f"{self.path}: there is no tensor {name}")
+        if stored.dtype not in ("F64", "F32", "F16", "BF16"):
+            raise FileFormatError(f"{self.path}: tensor {name} is of type {stored.dtype}, not of floating point numbers")
+        raw = np.frombuffer(self._map[stored.begin : stored.begin + stored.n_bytes], _DTYPES[stored.dtype])
+        if stored.dtype == "BF16":  # the upper half of a float32
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw.astype(np.float32).reshape(stored.shape)
+
+    def close(self) -> None:
+        self._map.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _read_header(path: Path, length: bytes, size: int) -> int:
+    if len(length) < 8:
+        raise FileFormatError(f"{path}: too short for a safetensors file")
+    (header,) = struct.unpack("<Q", length)
+    if header > min(MAX_HEADER_BYTES, size - 8):
+        raise FileFormatError(f"{path}: a header of {header} bytes does not fit a file of {size}")
+    return int(header)
+
+
+def _parse(path: Path, header: bytes) -> dict[str, _Entry]:
+    try:
+        entries = msgspec.json.decode(header, type=dict[str, Any])
+        entries.pop("__metadata__", None)
+        return msgspec.convert(entries, dict[str, _Entry])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{path}: the header is not what a safetensors file has: {error}") from error
+
+
+def _check(path: Path, entries: dict[str, _Entry], data: int, size: int) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in entries.items():
+        begin, end = entry.data_offsets
+        if entry.dtype not in _DTYPES:
+            raise FileFormatError(f"{path}: tensor {name[:200]} is of type {entry.dtype[:20]}, which is not supported")
+        if len(entry.shape) > MAX_DIMENSIONS or any(not 0 <= extent < 1 << 48 for extent in entry.shape):
+            raise FileFormatError(f"{path}: tensor {name[:200]} has an impossible shape")
+        n_bytes = prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize
+        if not 0 <= begin <= end <= size - data or end - begin != n_bytes:
+            raise FileFormatError(
+                f"{path}: tensor {name[:200]} lies at {begin}..{end}, needs {n_bytes} bytes; the file ends before"
+            )
+        tensors[name] = StoredTensor(entry.dtype, tuple(entry.shape), data + begin, n_bytes)
+    return tensors
