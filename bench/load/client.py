@@ -79,7 +79,7 @@ class Exchange(asyncio.Protocol):
     async def wait_for_parts(self, count: int) -> None:
         """Return when so many parts are there, or none will come any more."""
         while len(self.parts) < count and not self.has_ended:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.003)
 
     def _end(self, error: str) -> None:
         if not self.has_ended:

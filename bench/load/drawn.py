@@ -6,6 +6,7 @@ always the same, so whatever fails can be repeated.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
@@ -18,8 +19,21 @@ from bench.load.prompts import WORDS
 from puna import wire
 from puna.errors import BadRequest
 
-LEAVE_S = (0.001, 0.01, 0.05, 0.5)
+LEAVE_S = (0.001, 0.01, 0.1)
 STARTS = tuple(" ".join(random.Random(number).choices(WORDS, k=40)) for number in range(3))  # prompts share them
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """When a client closes its connection: so long after it has so many parts of the answer."""
+
+    after_s: float
+    after_parts: int
+
+    async def leave(self, exchange: Exchange) -> None:
+        await exchange.wait_for_parts(self.after_parts)
+        await asyncio.sleep(self.after_s)
+        exchange.abort()
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,7 @@ class Drawn:
     body: bytes
     end_of: Callable[[Exchange], str]
     refused_with: int | None = None  # the status with which it may be refused
-    leaves_after_s: float | None = None
+    leaving: Leaving | None = None
 
     def judge(self, exchange: Exchange) -> str:
         """How the request ended, as a word for the statistics.
@@ -87,8 +101,10 @@ def _stops(chance: random.Random) -> list[str]:
     return chance.choices(("e", " the", "ing", "\n", "never to be said", "日"), k=chance.choice((0, 0, 1, 3)))
 
 
-def _leaves(chance: random.Random) -> float | None:
-    return chance.uniform(0, chance.choice(LEAVE_S)) if chance.random() < 0.3 else None
+def _leaving(chance: random.Random) -> Leaving | None:
+    if chance.random() > 0.3:
+        return None
+    return Leaving(chance.uniform(0, chance.choice(LEAVE_S)), chance.choice((0, 0, 1, 2, 5)))
 
 
 def _check_stops(text: str, stops: list[str]) -> None:
@@ -124,7 +140,7 @@ class RunnerFront:
             return _runner_end(exchange, request)
 
         refused_with = None if request.truncate else 400
-        return Drawn("/completion", wire.encode(request), end_of, refused_with, _leaves(chance))
+        return Drawn("/completion", wire.encode(request), end_of, refused_with, _leaving(chance))
 
 
 def _no_end(_: Exchange) -> str:
@@ -184,7 +200,7 @@ class ServerFront:
             return _native_end(exchange, stops)
 
         refused_with = 500 if is_bad else None if truncate else 400
-        return Drawn(path, json.dumps(body).encode(), end_of, refused_with, _leaves(chance))
+        return Drawn(path, json.dumps(body).encode(), end_of, refused_with, _leaving(chance))
 
     def _openai(self, chance: random.Random) -> Drawn:
         stops, n_tokens = _stops(chance), chance.choice((1, 10, 30))
@@ -201,7 +217,7 @@ class ServerFront:
         def end_of(exchange: Exchange) -> str:
             return _openai_end(exchange, stops, n_tokens)
 
-        return Drawn("/v1/chat/completions", json.dumps(body).encode(), end_of, leaves_after_s=_leaves(chance))
+        return Drawn("/v1/chat/completions", json.dumps(body).encode(), end_of, leaving=_leaving(chance))
 
 
 def _native_end(exchange: Exchange, stops: list[str]) -> str:
