@@ -391,11 +391,15 @@ def write_gemma3(
     dtype: str = "f32",
     logits_std: float = 3.0,
     metadata: dict[str, Any] | None = None,
+    architecture: Literal["gemma2", "gemma3"] = "gemma3",
 ) -> Path:
-    """Write a Gemma 3 text model: windows with every sixth layer full, or every *pattern*-th; the head is tied."""
+    """Write a Gemma 3 text model: windows with every sixth layer full, or every *pattern*-th; the head is tied.
+
+    As *architecture* gemma2 it is a Gemma 2, without norms of queries and keys.
+    """
     vocabulary = spm_vocabulary()
-    writer = GGUFWriter("gemma3")
-    writer.add("general.name", f"tiny gemma3 {dtype} seed {seed}")
+    writer = GGUFWriter(architecture)
+    writer.add("general.name", f"tiny {architecture} {dtype} seed {seed}")
     numbers: dict[str, int] = {
         "vocab_size": len(vocabulary.tokens),
         "context_length": n_ctx,
@@ -411,14 +415,14 @@ def write_gemma3(
     if pattern is not None:
         numbers["attention.sliding_window_pattern"] = pattern
     for key, value in numbers.items():
-        writer.add(f"gemma3.{key}", value)
-    writer.add("gemma3.attention.layer_norm_rms_epsilon", 1e-6)
-    writer.add("gemma3.rope.freq_base", 1000000.0)
+        writer.add(f"{architecture}.{key}", value)
+    writer.add(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add(f"{architecture}.rope.freq_base", 1000000.0)
     if rope_factor is not None:
-        writer.add("gemma3.rope.scaling.type", "linear")
-        writer.add("gemma3.rope.scaling.factor", rope_factor)
+        writer.add(f"{architecture}.rope.scaling.type", "linear")
+        writer.add(f"{architecture}.rope.scaling.factor", rope_factor)
     if logit_cap is not None:
-        writer.add("gemma3.final_logit_softcapping", logit_cap)
+        writer.add(f"{architecture}.final_logit_softcapping", logit_cap)
     vocabulary.add_to(writer)
     for key, value in (metadata or {}).items():
         writer.add(key, value)
@@ -440,7 +444,7 @@ def write_gemma3(
             ("ffn_down", n_embd, n_ff),
         ):
             weights.matrix(f"{prefix}.{name}.weight", n_out, n_in)
-        for name in ("attn_q_norm", "attn_k_norm"):
+        for name in ("attn_q_norm", "attn_k_norm") if architecture == "gemma3" else ():
             weights.norm(f"{prefix}.{name}.weight", head_dim)
     weights.norm("output_norm.weight", n_embd, random_signs=True)
     writer.write(path)

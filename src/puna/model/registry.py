@@ -11,6 +11,7 @@ from puna.model.model import Model
 
 ARCHITECTURES: dict[str, str] = {
     "bert": "puna.model.arch.bert:Bert",
+    "gemma2": "puna.model.arch.gemma2:Gemma2",
     "gemma3": "puna.model.arch.gemma3:Gemma3",
     "llama": "puna.model.arch.llama:Llama",
     "nomic-bert": "puna.model.arch.nomic_bert:NomicBert",
