@@ -15,7 +15,7 @@ from puna.runner.embedding import MAX_TEXTS
 from puna.runner.engine import Engine, RequestHandle
 from puna.runner.service import NotLoaded
 from puna.wire import CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
-from tests.tiny import CORPUS, write_bert, write_llama
+from tests.tiny import CORPUS, write_bert, write_gemma3, write_llama
 
 LONG = [CORPUS[i % 300 :][:400] for i in range(600)]
 
@@ -158,3 +158,9 @@ def test_measuring_takes_no_memory_and_says_what_loading_takes(model: Path) -> N
     assert fit == taken
     assert sum(fit.devices[0].cache) == 0
     engine.close()
+
+
+def test_an_architecture_that_knows_no_pooling_is_refused_instead_of_pooling_logits(tmp_path: Path) -> None:
+    path = write_gemma3(tmp_path / "gemma.gguf", n_layers=1, metadata={"gemma3.pooling_type": 1})
+    with pytest.raises(UnsupportedModel, match="embeddings of a gemma3 model are not supported yet"):
+        started(path)

@@ -26,6 +26,17 @@ class Encoder(Protocol):
     sees_whole_text: Literal[True]
 
 
+@runtime_checkable
+class Embedder(Protocol):
+    """A model that also generates text: with a pooling in its file it gives hidden states instead of logits."""
+
+    embeds: bool
+
+
+def can_embed(model: object) -> bool:
+    return isinstance(model, Encoder) or (isinstance(model, Embedder) and model.embeds)
+
+
 def pooling_of(file: GGUFFile) -> Pooling:
     """NONE when the file does not say: such a model generates text.
 
