@@ -54,6 +54,7 @@ _STATUS: tuple[tuple[type[PunaError], int], ...] = (
 )
 _JSON = [(b"content-type", b"application/json")]
 _LINES = [(b"content-type", b"application/x-ndjson")]
+_LOGPROB_CHARACTERS = 64
 _encoder = msgspec.json.Encoder()
 
 
@@ -81,7 +82,7 @@ class Replies:
         if self._has_ended or self.is_abandoned:
             return
         if type(reply) is Piece:
-            self._n_put += len(reply.content)
+            self._n_put += _weight(reply)
             if self._n_put - self._n_taken > self._max_queued:
                 reply = Failed(error=f"the client has left {self._max_queued} characters unread", status=500)
                 self._call(self._overflow)
@@ -122,9 +123,14 @@ class Replies:
         while self._queue:
             reply = self._queue.popleft()
             if type(reply) is Piece:
-                self._n_taken += len(reply.content)
+                self._n_taken += _weight(reply)
             batch.append(reply)
         return batch
+
+
+def _weight(piece: Piece) -> int:
+    """About as many characters as it takes on its way."""
+    return len(piece.content) + (_LOGPROB_CHARACTERS * sum(1 + len(e.top) for e in piece.logprobs) if piece.logprobs else 0)
 
 
 async def read_body(receive: Receive) -> bytes | None:

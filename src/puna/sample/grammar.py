@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -56,7 +57,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = weakref.ref(tokenizer)
         self._lock = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, Compiled] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> Matcher:
@@ -72,7 +73,7 @@ class Grammars:
             self._remember(grammar, compiled)
         return Matcher(compiled)
 
-    def _need_vocabulary(self) -> LLTokenizer:
+    def _need_vocabulary(self) -> Vocabulary:
         with self._lock:
             if self._vocabulary is None:
                 tokenizer = self._tokenizer()
@@ -105,7 +106,13 @@ def grammars_of(tokenizer: Tokenizer) -> Grammars:
 # The vocabulary.
 
 
-def read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+@dataclass(frozen=True)
+class Vocabulary:
+    tokens: LLTokenizer
+    controls: dict[str, int]  # by name
+
+
+def read_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     """The bytes of every token. Control tokens and those that end an answer are marked: no text contains them."""
     pieces = [tokenizer.piece(token) for token in range(tokenizer.n_tokens)]
     special = {token for token, piece in enumerate(pieces) if not piece} | tokenizer.end_tokens
@@ -116,7 +123,7 @@ def read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     # one, beyond the model's tokens.
     encoder = _Encoder(tokenizer, pieces, [token for token in special if pieces[token]], ends)
     encoder.vocabulary = LLTokenizer(TokenizerWrapper(encoder), eos_token=ends or None)
-    return encoder.vocabulary
+    return Vocabulary(encoder.vocabulary, {pieces[t].decode("utf-8", "replace"): t for t in encoder.special_token_ids})
 
 
 class _Encoder:
@@ -170,14 +177,16 @@ class _Encoder:
 # Compilation.
 
 
-def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> Compiled:
+def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
     """Errors: BadRequest saying what is wrong with the grammar."""
     try:
-        matcher = guarded(lambda: LLMatcher(vocabulary, _source(grammar), log_level=0, limits=_limits()))
+        matcher = guarded(
+            lambda: LLMatcher(vocabulary.tokens, _source(grammar, vocabulary.controls), log_level=0, limits=_limits())
+        )
         raise_error(matcher)
         for warning in matcher.get_grammar_warnings():
             log.warning("a grammar is followed only in part: %s", one_line(warning))
-        bits = np.zeros((vocabulary.vocab_size + 31) // 32, np.uint32)
+        bits = np.zeros((vocabulary.tokens.vocab_size + 31) // 32, np.uint32)
         fill(matcher, bits)
     except GrammarError as error:
         raise BadRequest(f"{_INVALID[grammar.kind]}: {error}") from error
@@ -193,7 +202,7 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _source(grammar: Grammar) -> str:
+def _source(grammar: Grammar, controls: dict[str, int]) -> str:
     """The grammar as llguidance reads it; with a thought before the answer where the model is allowed one."""
     if not grammar.thought_end:
         return _answer(grammar)
@@ -203,11 +212,15 @@ def _source(grammar: Grammar) -> str:
         inner = json.loads(_answer(grammar))["grammars"][0]
         is_schema = inner["json_schema"] is not None
         answer = f"%json {json.dumps(inner['json_schema'])}" if is_schema else f"%lark {{\n{inner['lark_grammar']}\n}}"
-    thought = f"space? {_literal(grammar.thought_begin)} thought" if grammar.thought_begin else "thought"
-    may = "?" if grammar.thought_begin else ""  # where the prompt has begun the thought it must be ended
+    end = controls.get(grammar.thought_end)
+    thought = f"free? <[{end}]>" if end is not None else "free_to_end"
+    if grammar.thought_begin:  # else the prompt has begun the thought, and it must be ended
+        begin = controls.get(grammar.thought_begin)
+        thought = f"(space? {_literal(grammar.thought_begin) if begin is None else f'<[{begin}]>'} {thought})?"
     return (
-        f"start: ({thought}){may} space? answer\n"
-        f"thought[lazy]: /(.|\\n)*{_literal(grammar.thought_end)[1:]}\n"
+        f"start: {thought} space? answer\n"
+        "free: /(.|\\n)+/\n"
+        f"free_to_end[lazy]: /(.|\\n)*{_literal(grammar.thought_end)[1:]}\n"
         "space: /[ \\t\\r\\n]{1,8}/\n"
         f"answer: {answer}\n"
     )

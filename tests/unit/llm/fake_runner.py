@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -148,7 +149,7 @@ class FakeRunner:
             if piece is None:
                 self.send_line(writer, self.done(body, min(limit, len(pieces)), "length" if limit < len(pieces) else "stop"))
             else:
-                self.send_line(writer, {"type": "piece", "content": piece})
+                self.send_line(writer, {"type": "piece", "content": piece} | self.logprobs(piece, body))
             await writer.drain()
             if self.script.piece_delay_s:
                 await asyncio.wait({gone}, timeout=self.script.piece_delay_s)
@@ -157,6 +158,15 @@ class FakeRunner:
                 return
         writer.write(b"0\r\n\r\n")
         gone.cancel()
+
+    @staticmethod
+    def logprobs(piece: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Every piece is one token, of logprob -1, and all alternatives are ``?``."""
+        if not body.get("logprobs"):
+            return {}
+        top = [{"text": base64.b64encode(b"?").decode(), "logprob": -2.0}] * body.get("top_logprobs", 0)
+        entry = {"text": base64.b64encode(piece.encode()).decode(), "logprob": -1.0}
+        return {"logprobs": [entry | ({"top": top} if top else {})]}
 
     def done(self, body: dict[str, Any], n: int, reason: str) -> dict[str, Any]:
         n_prompt = len(body["prompt"].split()) + len(body["context"])

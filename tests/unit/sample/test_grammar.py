@@ -160,6 +160,24 @@ def test_a_thought_is_free_and_then_the_answer_is_not(grammars: Grammars, tokeni
     assert write(grammars.matcher(own), "x", tokenizer) == ""
 
 
+def test_a_thought_between_control_tokens(grammars: Grammars, tokenizer: WordTokenizer) -> None:
+    """Such tags are no text: the tokens themselves must come."""
+    turn = tokenizer.end + 1
+    begun = grammars.matcher(Grammar(kind="regex", text="ab", thought_end="<|turn|>"))
+    for token in (ord("h"), ord("m"), ord("<")):
+        assert {turn, token} <= allowed(begun)
+        advance(begun, token)
+    assert tokenizer.end not in allowed(begun)
+    own = grammars.matcher(Grammar(kind="regex", text="ab", thought_begin="<|turn|>", thought_end="</think>"))
+    assert {turn, ord("a")} <= allowed(own)
+    for matcher in (begun, own):
+        advance(matcher, turn)
+    assert ord("b") not in allowed(begun)
+    assert write(begun, "\nab", tokenizer) == "\nab"
+    assert begun.is_complete
+    assert write(own, "x</think>ab", tokenizer) == "x</think>ab"
+
+
 # What is refused.
 
 
