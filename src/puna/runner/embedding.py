@@ -8,7 +8,7 @@ Texts begin from nothing and leave nothing: prompts that repeat are not what emb
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ Emit = Callable[[EmbeddingReply | Failed], None]
 PACKED_TOKENS = 512
 
 # Of an encoder; a place costs nothing there, since nothing is cached.
-MAX_TEXTS = 64
+MAX_TEXTS = 128
 
 _SMALLEST_NORM = 1e-12
 
@@ -198,6 +198,11 @@ def take(waiting: deque[Waiting]) -> Task:
     if head.n_left:
         waiting.append(head)
     return text
+
+
+def fills_no_batch(running: Iterable[Task]) -> bool:
+    """Whether another text would have a use: one that is taken up later leaves its turn to whoever comes meanwhile."""
+    return sum(len(text.tokens) - text.n_computed for text in running) < PACKED_TOKENS
 
 
 def schedule_whole(requests: Sequence[Progress], n_batch: int) -> list[int]:

@@ -17,7 +17,17 @@ from puna.kvcache.cache import NotSupported, resume_point
 from puna.model.pooling import Pooling
 from puna.native.log import route_to_logging
 from puna.runner.admission import make_room, next_to_start, resume_paused
-from puna.runner.embedding import PACKED_TOKENS, EmbeddedText, EmbeddingJob, Task, Waiting, embed, schedule_whole, take
+from puna.runner.embedding import (
+    PACKED_TOKENS,
+    EmbeddedText,
+    EmbeddingJob,
+    Task,
+    Waiting,
+    embed,
+    fills_no_batch,
+    schedule_whole,
+    take,
+)
 from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.request import Request
 from puna.runner.sampling import sample
@@ -199,7 +209,7 @@ class Engine:
     def _next(self, slots: Slots) -> Task | None:
         """Whoever waits and may start now, taken from the queue."""
         if self._need().pooling is not Pooling.NONE:
-            return take(self._waiting)
+            return take(self._waiting) if fills_no_batch(self._running) else None
         running = [r for r in self._running if isinstance(r, Request)]
         request = next_to_start((r for r in self._waiting if isinstance(r, Request)), running, slots)
         if request is not None:
