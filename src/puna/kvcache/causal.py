@@ -26,6 +26,9 @@ from puna.ml.tensor import DType, Tensor
 # A prefix that lies in more pieces than this is shared where it is instead of being copied.
 MAX_COPIES = 4
 
+# A full home forgets so many positions together, so that decoding need not look for the oldest at every step.
+FORGOTTEN_AT_ONCE = 32
+
 # Keys are turned this many cells at a time, which bounds the working memory.
 SHIFT_CELLS = 4096
 
@@ -131,13 +134,13 @@ class CausalCache:
         return self._views
 
     def _forget(self, sequence: int, position: int, n_rows: int) -> None:
-        """Drop the oldest that neither the row at this position nor a later one sees, as many as the new rows need."""
+        """Drop the oldest that neither the row at this position nor a later one sees, if the new rows need the room."""
         assert position == self.length(sequence), f"sequence {sequence} goes on at {self.length(sequence)}, not at {position}"
         excess = int(self.cells.lengths[sequence]) + n_rows - self.cells.home_cells
         if excess > 0:
-            end = int(self.cells.firsts[sequence]) + excess
-            assert end <= self.reach.kept_from(position), f"{n_rows} rows of sequence {sequence} are more than a batch"
-            self.cells.remove(sequence, 0, end)
+            first, kept = int(self.cells.firsts[sequence]), self.reach.kept_from(position)
+            assert first + excess <= kept, f"{n_rows} rows of sequence {sequence} are more than a batch"
+            self.cells.remove(sequence, 0, min(kept, first + max(excess, FORGOTTEN_AT_ONCE)))
 
     def start_reserve(self, n_tokens: int) -> Hashable:
         self._rows = np.arange(n_tokens)
