@@ -13,7 +13,7 @@ from puna.server.access import check_exposure
 from puna.server.request_id import InLog
 from puna.settings import Address, Settings, load
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, last_completion
+from tests.unit.server.test_native import HI, last_completion, wait_until
 
 
 def test_the_keys_setting() -> None:
@@ -103,6 +103,6 @@ def test_request_ids_are_in_the_log(shared: Live, caplog: pytest.LogCaptureFixtu
     try:
         with caplog.at_level(logging.INFO, logger="puna"):
             shared.post("/api/chat", {"model": "nope", "messages": HI}, headers={"X-Request-Id": "abc"})
+            wait_until(lambda: "[abc] POST /api/chat 404 in " in caplog.text, timeout_s=5)  # written after the answer
     finally:
         caplog.handler.removeFilter(log_filter)
-    assert "[abc] POST /api/chat 404 in 0." in caplog.text

@@ -58,7 +58,8 @@ def test_a_request_in_flight_is_seen(tmp_path: Path) -> None:
     live.add("slow", n_pieces=1000, piece_delay_s=0.02)
     with live.running():
         with live.client.stream("POST", "/api/chat", json={"model": "slow", "messages": HI}) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # a name of its own: collected, it would close the connection
+            next(lines)
             with httpx.Client(base_url=live.url) as other:
                 text = other.get("/metrics").text
             assert re.search(r'^puna_requests_running\{model="slow:latest"\} 1\.0$', text, re.MULTILINE)
