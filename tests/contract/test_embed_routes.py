@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
+import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,13 @@ def compatible(live: Serving) -> Iterator[openai.OpenAI]:
 
 def length(vector: Any) -> float:
     return math.sqrt(sum(x * x for x in vector))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def ok(response: httpx.Response) -> dict[str, Any]:
@@ -156,3 +166,23 @@ def test_what_cannot_be_embedded_is_said(live: Serving, path: str, body: dict[st
 
 def test_show_names_the_ability(live: Serving) -> None:
     assert ok(live.post("/api/show", {"model": "bert"}))["capabilities"] == ["embedding"]
+
+
+def test_a_client_that_leaves_stops_the_work(live: Serving) -> None:
+    ok(live.post("/api/embed", {"model": "bert"}))
+    path = live.store.get("bert").model_path
+    assert path is not None
+    port = live.scheduler._loaded[path].runner._port
+    texts = [CORPUS[:250]] * 4000
+    body = json.dumps({"model": "bert", "input": texts}).encode()
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as runner:
+
+        def health() -> dict[str, Any]:
+            return ok(runner.get("/health"))
+
+        before = health()["steps"]
+        with socket.create_connection(("127.0.0.1", live.port)) as client:
+            client.sendall(b"POST /api/embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: health()["steps"] > before)
+        wait_until(lambda: not health()["active"] and not health()["waiting"])
+        assert health()["steps"] - before < len(texts) * 60 / 512 / 2
