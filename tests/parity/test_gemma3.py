@@ -14,10 +14,12 @@ import numpy.typing as npt
 import pytest
 
 from puna.errors import FileFormatError
+from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import resume_point
 from puna.kvcache.causal import CausalCache
 from puna.kvcache.layered import LayeredCache
 from puna.model.arch.gemma3 import WINDOW as WINDOW_LAYER
+from puna.model.arch.gemma3 import Options
 from puna.native.ggml import TYPE_F16, TYPE_Q8_0
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
@@ -204,6 +206,20 @@ def test_the_pattern_may_be_a_list_of_layers(tmp_path: Path) -> None:
     with PunaEngine(listed, n_ctx=512) as puna:
         assert puna.model.options.kinds == [int(k) for k in kinds]  # type: ignore[attr-defined]
         assert np.isfinite(puna.decode([5, 6, 7], range(3), [0] * 3, [2])).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "scale"),
+    [({}, 1 / 8), ({"rope_factor": 4.0}, 1 / 4), ({"window": 4096}, 1.0), ({"n_layers": 33}, 1.0)],
+)
+def test_files_of_stretched_models_that_do_not_say_so(tmp_path: Path, changed: dict[str, Any], scale: float) -> None:
+    """Files made early have no rope.scaling.factor, though the models of 34, 48 and 62 layers need one of 8."""
+    options = {"n_layers": 34, "n_embd": 32, "n_heads": 1, "n_kv_heads": 1, "head_dim": 32, "n_ff": 32, **changed}
+    path = write_gemma3(tmp_path / "m.gguf", metadata={"gemma3.rope.local.freq_base": 5000.0}, **options)
+    with GGUFFile.open(path) as file:
+        full, local = Options.read(file).ropes
+    assert (full.scale, local.scale) == (scale, 1.0)
+    assert (full.base, local.base) == (1e6, 5000.0)
 
 
 @pytest.mark.parametrize(
