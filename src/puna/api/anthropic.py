@@ -56,6 +56,11 @@ class CountRequest(Request):
             raise ValueError("messages is required")
 
     @property
+    def forced_tool(self) -> str | None:
+        """The tool that must be called, nothing for any of them; None when none must."""
+        return {"any": "", "tool": self.tool_choice.name}.get(self.tool_choice.type)
+
+    @property
     def options(self) -> dict[str, Any]:
         return {}
 

@@ -98,6 +98,11 @@ class ChatCompletionRequest(_Common):
     top_logprobs: int = 0
 
     @property
+    def forced_tool(self) -> str | None:
+        """The tool that must be called, nothing for any of them; None when none must."""
+        return forced_tool(self.tool_choice)
+
+    @property
     def offered_tools(self) -> list[dict[str, Any]]:
         return [] if self.tool_choice == "none" else self.tools
 
@@ -115,6 +120,15 @@ class CompletionRequest(_Common):
     @classmethod
     def _absent_when_zero(cls, value: float | None) -> float | None:
         return value or None
+
+
+def forced_tool(choice: Any) -> str | None:
+    match choice:
+        case "required":
+            return ""
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return name
+    return None
 
 
 _EFFORTS = {

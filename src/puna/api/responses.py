@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from puna.api.go_json import Request
-from puna.api.openai import Reasoning, image_data, think_of
+from puna.api.openai import Reasoning, forced_tool, image_data, think_of
 
 
 class TextOptions(Request):
@@ -38,6 +38,10 @@ class ResponsesRequest(Request):
     def options(self) -> dict[str, Any]:
         given = {"num_predict": self.max_output_tokens, "temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def forced_tool(self) -> str | None:
+        return forced_tool(self.tool_choice)
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:

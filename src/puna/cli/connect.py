@@ -60,8 +60,13 @@ def connected(*, private: bool = True) -> Iterator[Client]:
         return
     from puna.api.client import Client
 
-    with Client(settings().host) as client:
+    with Client(settings().host, _api_key()) as client:
         yield client
+
+
+def _api_key() -> str:
+    """Of the keys that a server started with these settings would accept, the first; a client needs to know only one."""
+    return next(iter(settings().api_keys), "")
 
 
 @functools.cache
@@ -76,7 +81,7 @@ def _private_client() -> Iterator[Client]:
     try:
         from puna.api.client import Client  # while the server starts
 
-        with Client(server.address) as client:
+        with Client(server.address, _api_key()) as client:
             yield client
     except BaseException as error:
         note = server.death_note() if isinstance(error, ServerUnreachable) else None

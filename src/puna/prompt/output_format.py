@@ -33,10 +33,10 @@ class OutputFormat:
     def parser(self, prompt: str, *, think: bool, tools: Sequence[Mapping[str, Any]]) -> Parser | None:
         """None when there is nothing to tell apart."""
         named = Tools(tools)
-        if self.is_harmony:
-            return HarmonyParser(prompt, named, shows_thinking=think)
-        thinking = ThinkingParser(self.tags, prompt) if think else None
         calling = ToolParser(self.marks, named) if named else None
+        thinking: Parser | None = ThinkingParser(self.tags, prompt) if think else None
+        if self.is_harmony:
+            thinking = HarmonyParser(prompt, named, shows_thinking=think)
         if thinking and calling:
             return _Chain(thinking, calling)
         return thinking or calling

@@ -6,10 +6,12 @@ Knows no grammar from inside; whether one can be followed, the runner says.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, PunaError
 from puna.prompt.thinking import Tags
+from puna.prompt.tools.forced import call_schema
 from puna.wire import Grammar
 
 
@@ -19,6 +21,14 @@ def grammar_of(request: ChatRequest | GenerateRequest) -> Grammar | None:
     if len(wishes) > 1:
         raise BadRequest("an answer can follow only one of format, regex and lark")
     return wishes[0] if wishes else None
+
+
+def forcing(native: dict[str, Any], forced_tool: str | None) -> dict[str, Any]:
+    """A native request whose answer must be a call of that tool, where one is named (see puna.prompt.tools.forced).
+
+    Errors: ValueError when there is no such tool.
+    """
+    return native if forced_tool is None else {**native, "format": call_schema(native["tools"], forced_tool)}
 
 
 def _of_format(request: ChatRequest | GenerateRequest) -> Grammar | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from puna.api.client import Client
 from puna.errors import PunaError
 from puna.server.access import check_exposure
 from puna.server.request_id import InLog
@@ -106,3 +107,12 @@ def test_request_ids_are_in_the_log(shared: Live, caplog: pytest.LogCaptureFixtu
             wait_until(lambda: "[abc] POST /api/chat 404 in " in caplog.text, timeout_s=5)  # written after the answer
     finally:
         caplog.handler.removeFilter(log_filter)
+
+
+def test_our_own_client_shows_its_key(tmp_path: Path) -> None:
+    live = Live(tmp_path, api_keys=("first",))
+    with live.running():
+        with Client(live.settings.host, "first") as client:
+            assert client.tags() == {"models": []}
+        with Client(live.settings.host) as client, pytest.raises(PunaError, match="unauthorized"):
+            client.tags()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from puna.prompt.tools.forced import call_schema
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import HI, last_completion, lines
 from tests.unit.server.test_openai import events
@@ -151,3 +152,63 @@ def test_harmony(tmp_path: Path) -> None:
         assert reply["message"].get("thinking") is None  # this template shows no thoughts, so the model is not said to think
         assert reply["message"]["tool_calls"][0]["function"] == {"index": 0, "name": "time", "arguments": {"x": 1}}
         assert last_completion(server, "gpt")["show_control_tokens"] is True
+
+
+CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "choice", "names"),
+    [
+        ("/v1/chat/completions", "required", ["weather", "time"]),
+        ("/v1/chat/completions", {"type": "function", "function": {"name": "weather"}}, ["weather"]),
+        ("/v1/responses", "required", ["weather", "time"]),
+        ("/v1/responses", {"type": "function", "name": "weather"}, ["weather"]),
+        ("/v1/messages", {"type": "any"}, ["weather", "time"]),
+        ("/v1/messages", {"type": "tool", "name": "weather"}, ["weather"]),
+    ],
+)
+def test_a_required_call_is_a_grammar(live: Live, forced: str, path: str, choice: Any, names: list[str]) -> None:
+    flat = [tool["function"] for tool in TOOLS]
+    tools: Any = {
+        "/v1/chat/completions": TOOLS,
+        "/v1/responses": [{"type": "function", **function} for function in flat],
+        "/v1/messages": [{"name": function["name"], "input_schema": function["parameters"]} for function in flat],
+    }[path]
+    body = {"model": forced, "messages": HI, "input": "Hi", "max_tokens": 99, "tools": tools, "tool_choice": choice}
+    response = live.post(path, body)
+    assert response.status_code == 200, response.text
+    grammar = last_completion(live, forced)["grammar"]
+    schema = json.loads(grammar["text"])
+    calls = schema.get("anyOf", [schema])
+    assert grammar["kind"] == "json_schema"
+    assert [call["properties"]["name"]["const"] for call in calls] == names
+    assert calls[0]["properties"]["arguments"]["properties"] == {"city": {"type": "string"}}
+    assert "tool_calls" in response.text or '"tool_use"' in response.text or '"function_call"' in response.text
+
+
+@pytest.fixture(scope="module", params=["tagged", "harmonic"])
+def forced(request: pytest.FixtureRequest, live: Live) -> str:
+    """Models that write the bare call which the grammar leaves them."""
+    template = TEMPLATE if request.param == "tagged" else HARMONY + "{{ if .Response }}<|channel|>{{ .Response }}{{ end }}"
+    live.add(request.param, template=template, pieces=[CALL[:20], CALL[20:]])
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "text"),
+    [
+        (TOOLS, {"type": "function", "function": {"name": "nope"}}, 'tool_choice: there is no tool "nope"'),
+        ([], "required", "tool_choice: a call is required, but there are no tools"),
+    ],
+)
+def test_a_call_that_cannot_be_made(live: Live, tools: list[Any], choice: Any, text: str) -> None:
+    response = live.post("/v1/chat/completions", {"model": "caller", "messages": HI, "tools": tools, "tool_choice": choice})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, text)
+
+
+def test_definitions_move_to_the_root() -> None:
+    parameters = {"properties": {"at": {"$ref": "#/$defs/place"}}, "$defs": {"place": {"type": "string"}}}
+    schema = call_schema([{"function": {"name": "f", "parameters": parameters}}])
+    assert schema["$defs"] == {"place": {"type": "string"}}
+    assert "$defs" not in schema["properties"]["arguments"]

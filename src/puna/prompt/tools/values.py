@@ -111,7 +111,7 @@ def parse_python(text: str) -> ast.expr:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
+    except (SyntaxError, RecursionError, MemoryError, OverflowError, SystemError) as error:  # the last: CPython 3.11 in threads
         raise ValueError(str(error)) from error
 
 

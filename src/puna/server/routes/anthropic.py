@@ -22,6 +22,7 @@ from puna.api import go_json
 from puna.api.generate import ChatRequest
 from puna.prompt.output import Call, Part, Thought, joined
 from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.constraint import forcing
 from puna.server.errors import anthropic_body
 from puna.server.generation import Finished, Job, Parts, run
 from puna.server.requests import Caller, chat_job
@@ -52,7 +53,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _job(caller: Caller, message: api.CountRequest) -> Job:
-    given = checked(lambda: api.native_chat(message))
+    given = checked(lambda: forcing(api.native_chat(message), message.forced_tool))
     model = await caller.open(message.model)
     if given["think"] and "thinking" not in model.capabilities:
         given["think"] = None  # these clients ask every model to think

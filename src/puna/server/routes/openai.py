@@ -27,6 +27,7 @@ from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, InvalidName, NotFound
 from puna.prompt.output import Call, Thought
 from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.constraint import forcing
 from puna.server.errors import openai_body
 from puna.server.generation import Finished, Job, Logprobs, Parts, ScoredParts, run, run_scored
 from puna.server.native import gather, reply_logprob
@@ -81,20 +82,19 @@ async def chat_completions(request: Request) -> Response:
 
 
 def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
-    return ChatRequest.model_validate(
-        {
-            "model": message.model,
-            "messages": api.native_messages(message.messages),
-            "tools": message.offered_tools,
-            "options": message.options,
-            "think": api.think(message),
-            "format": _format(message.response_format),
-            "logprobs": message.logprobs,
-            "top_logprobs": message.top_logprobs,
-            "regex": message.regex,
-            "lark": message.lark,
-        }
-    )
+    given = {
+        "model": message.model,
+        "messages": api.native_messages(message.messages),
+        "tools": message.offered_tools,
+        "options": message.options,
+        "think": api.think(message),
+        "format": _format(message.response_format),
+        "logprobs": message.logprobs,
+        "top_logprobs": message.top_logprobs,
+        "regex": message.regex,
+        "lark": message.lark,
+    }
+    return ChatRequest.model_validate(forcing(given, message.forced_tool))
 
 
 def _scores(entries: list[TokenLogprob]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from puna.api.generate import ChatRequest
 from puna.errors import BadRequest
 from puna.prompt.output import Call, Part, Thought
 from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.constraint import forcing
 from puna.server.generation import Finished, Parts, run
 from puna.server.requests import Caller, chat_job
 from puna.server.routes.openai import DEFAULTS
@@ -35,7 +36,7 @@ Event = dict[str, Any]
 async def responses(request: Request) -> Response:
     caller = Caller.of(request)
     message = await read_json(request, api.ResponsesRequest)
-    native = checked(lambda: ChatRequest.model_validate(api.native_chat(message)))
+    native = checked(lambda: ChatRequest.model_validate(forcing(api.native_chat(message), message.forced_tool)))
     if not native.messages:
         raise BadRequest("input must not be empty")
     model = await caller.open(message.model)
