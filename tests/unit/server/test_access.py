@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import subprocess
 import sys
@@ -98,15 +99,21 @@ def test_request_ids(shared: Live) -> None:
     assert failed.json()["request_id"] == "mine"
 
 
-def test_request_ids_are_in_the_log(shared: Live, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.handler.addFilter(log_filter := InLog())
-    caplog.handler.setFormatter(logging.Formatter("%(request)s%(message)s"))
+def test_request_ids_are_in_the_log(shared: Live) -> None:
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.addFilter(InLog())
+    handler.setFormatter(logging.Formatter("%(request)s%(message)s"))
+    logger = logging.getLogger("puna.server.request_id")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     try:
-        with caplog.at_level(logging.INFO, logger="puna"):
-            shared.post("/api/chat", {"model": "nope", "messages": HI}, headers={"X-Request-Id": "abc"})
-            wait_until(lambda: "[abc] POST /api/chat 404 in " in caplog.text, timeout_s=5)  # written after the answer
+        shared.post("/api/chat", {"model": "nope", "messages": HI}, headers={"X-Request-Id": "abc"})
+        wait_until(lambda: "[abc] POST /api/chat 404 in " in text.getvalue(), timeout_s=5)  # written after the answer
     finally:
-        caplog.handler.removeFilter(log_filter)
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def test_our_own_client_shows_its_key(tmp_path: Path) -> None:
