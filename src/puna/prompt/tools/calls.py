@@ -6,14 +6,14 @@ JSON object; XML-like functions with parameters; Python-like calls. Only tools t
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from puna.prompt.output import Call
-from puna.prompt.tools.values import clean, first_json, lenient, literal, parse_python
+from puna.prompt.tools.python_values import read_calls
+from puna.prompt.tools.values import clean, first_json, lenient
 
 Found = list[Call | str]  # calls, and texts in between that are none
 
@@ -240,26 +240,12 @@ def _typed(text: str, kind: str) -> Any:
 
 
 def _python(text: str, tools: Tools) -> Found:
-    """``f(a=1)``, or several of them in a list."""
-    node = parse_python(text.strip(_SEPARATORS))
-    nodes: Sequence[ast.expr] = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    """``f(a=1)``, or several of them in a list; all or none."""
     found: Found = []
-    for item in nodes:
-        call = _python_call(item, tools)
-        if call is None:
+    for call in read_calls(text.strip(_SEPARATORS)):
+        tool = tools.find(call.name)
+        if tool is None:
             return []
-        found.append(call)
+        positional = dict(zip(tool.kinds, call.positional, strict=False))
+        found.append(Call(tool.name, clean({**positional, **call.named})))
     return found
-
-
-def _python_call(node: ast.expr, tools: Tools) -> Call | None:
-    if not isinstance(node, ast.Call):
-        return None
-    tool = tools.find(ast.unparse(node.func))
-    if tool is None:
-        return None
-    given = dict(zip(tool.kinds, (literal(item) for item in node.args), strict=False))
-    for keyword in node.keywords:
-        value = literal(keyword.value)
-        given |= {keyword.arg: value} if keyword.arg is not None else value
-    return Call(tool.name, clean(given))

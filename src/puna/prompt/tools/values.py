@@ -5,18 +5,14 @@ What comes out can always be written as JSON again: whole characters, numbers th
 
 from __future__ import annotations
 
-import ast
 import json
 import math
-import re
-import warnings
 from typing import Any
 
-MAX_DEPTH = 64
-_MAX_PYTHON_CHARS = 100_000  # the compiler of Python is not made for hostile text of any size
+from puna.prompt.tools.python_values import MAX_DEPTH, read_value
+
 _INT_LIMIT = 1 << 63
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
-_CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 
 class _Opening:
@@ -79,7 +75,7 @@ def lenient(text: str) -> Any:
             continue
         if not candidate[end:].strip(" \t\r\n,;") or not candidate[end:].strip(" \t\r\n}])"):
             return value  # a bracket too many is the commonest mistake of all
-    return clean(literal(parse_python(body)))
+    return clean(read_value(body))
 
 
 def clean(value: Any, depth: int = 0) -> Any:
@@ -91,7 +87,7 @@ def clean(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int) and not isinstance(value, bool):
-        return value if -_INT_LIMIT <= value < _INT_LIMIT else None
+        return value if -_INT_LIMIT <= value < _INT_LIMIT else float(value)
     if isinstance(value, list | tuple):
         return [clean(item, depth + 1) for item in value]
     if isinstance(value, dict):
@@ -99,36 +95,3 @@ def clean(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     raise ValueError(f"no JSON: {type(value).__name__}")
-
-
-def parse_python(text: str) -> ast.expr:
-    """Errors: ValueError when *text* is no Python expression."""
-    if len(text) > _MAX_PYTHON_CHARS or _Opening(text).deepest > MAX_DEPTH or "\0" in text:
-        raise ValueError("too large")
-    if re.search(r"(?:[-+~*/%.]\s*){60}|(?:not\s+){60}", text):  # nesting without brackets
-        raise ValueError("too deep")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError, OverflowError, SystemError) as error:  # the last: CPython 3.11 in threads
-        raise ValueError(str(error)) from error
-
-
-def literal(node: ast.expr) -> Any:
-    """The value of a Python literal; JSON's names for constants count too.
-
-    Errors: ValueError for anything that would have to be computed.
-    """
-    match node:
-        case ast.Constant(value=str() | int() | float() | bool() | None as value):
-            return value
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-            return [literal(item) for item in items]
-        case ast.Dict(keys=keys, values=values) if None not in keys:
-            return {str(literal(key)): literal(value) for key, value in zip(keys, values, strict=True) if key is not None}
-    raise ValueError("not a literal")
