@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ FIGURES = (
     ("chunks of the prompt", "chunks", 0),
     ("one chunk's own time, ms", "chunk_s", 1),
     ("longest gap in chunks", "gap_max_per_chunk", 2),
+    ("whole answers", "answers", 0),
     ("tokens/s", "tokens_per_s", 1),
     ("tokens per text", "tokens_per_text", 2),
     ("prompt tokens", "prompt_tokens", 0),
@@ -52,7 +54,10 @@ FIGURES = (
     ("client's CPU, cores", "client_cpu_share", 3),
     ("others' CPU, cores", "foreign_cpu_share", 2),
 )
-NO_RATIO = {"tokens_per_text", "chunks", "left", "client_cpu_share", "foreign_cpu_share"}
+NO_RATIO = {"answers", "tokens_per_text", "chunks", "left", "client_cpu_share", "foreign_cpu_share"}
+
+
+Totals = dict[str, list[Sample]]  # by row, one per contender
 
 
 def _machine_busy_s() -> float:
@@ -73,9 +78,8 @@ async def measured(target: Target, row: Row, turn: int) -> Sample:
     return sample
 
 
-async def race(targets: Sequence[Target], rows: Sequence[Row], turns: int) -> dict[str, list[Sample]]:
-    """By row, one sample per contender; who begins changes with every turn."""
-    totals = {row.key: [Sample() for _ in targets] for row in rows}
+async def race(targets: Sequence[Target], rows: Sequence[Row], turns: int, totals: Totals) -> None:
+    """Add every turn to the totals; who begins changes with each."""
     for target in targets:
         warm = await WARM_UP(target, Prompts("warm up"))
         if warm.problems:
@@ -90,7 +94,6 @@ async def race(targets: Sequence[Target], rows: Sequence[Row], turns: int) -> di
                 for problem in sample.problems[:5]:
                     print(f"  {name}: {problem}", file=sys.stderr, flush=True)
                 totals[row.key][index].add(sample)
-    return totals
 
 
 def table_of(row: Row, names: Sequence[str], samples: Sequence[Sample]) -> Table:
@@ -152,14 +155,18 @@ def started(args: argparse.Namespace, stack: ExitStack) -> list[Contender]:
 
 def main() -> None:
     args = arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server must be left behind
     rows = [row for row in ROWS if not args.row or row.key in args.row]
     api: API = args.api or ("text" if args.model == "1b" else "chat")
     with ExitStack() as stack:
         entered = started(args, stack)
-        totals = uvloop.run(race([Target(contender, api) for contender in entered], rows, args.turns))
+        totals: Totals = {row.key: [Sample() for _ in entered] for row in rows}
+        with suppress(KeyboardInterrupt):  # what was measured until then is shown
+            uvloop.run(race([Target(contender, api) for contender in entered], rows, args.turns, totals))
         resident = {contender.name: round(contender.resident_bytes() / 2**20) for contender in entered}
     names = [contender.name for contender in entered]
     console = Console(width=110)
+    rows = [row for row in rows if all(sample.wall_s for sample in totals[row.key])]
     for row in rows:
         console.print(table_of(row, names, totals[row.key]))
     about = facts() | {name: getattr(args, name) for name in ("model", "threads", "slots", "n_ctx", "turns")}

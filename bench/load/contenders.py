@@ -65,7 +65,12 @@ class Contender:
 def _started(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **environment}
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
+            start_new_session=True,  # an interrupt from the terminal is for us, who then end it
         )
     try:
         yield process
