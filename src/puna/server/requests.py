@@ -205,7 +205,6 @@ def _common_checks(model: StoredModel, request: ChatRequest | GenerateRequest) -
     """What generate and chat refuse alike; returns whether the model shall think."""
     if not 0 <= request.top_logprobs <= 20:
         raise BadRequest("top_logprobs must be between 0 and 20")
-    grammar_of(request)
     can_think = "thinking" in model.capabilities
     if request.think and not can_think:
         raise BadRequest(f'"{request.model}" does not support thinking')
