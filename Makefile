@@ -48,6 +48,7 @@ format: .venv/.ready
 
 bench: .venv/.ready
 	$(BIN)/python -m bench.engine $(ARGS)
+	$(BIN)/python -m bench.first_token
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
