@@ -38,11 +38,12 @@ FIGURES = (
     ("between texts, p50 ms", "gap_p50_s", 1),
     ("between texts, p95 ms", "gap_p95_s", 1),
     ("longest between texts, ms", "gap_max_s", 1),
+    ("longest without text for anyone, ms", "stall_max_s", 1),
     ("between texts before, p50 ms", "gap_before_p50_s", 1),
     ("first token when idle, s", "idle_first_token_s", 3),
     ("chunks of the prompt", "chunks", 0),
     ("one chunk's own time, ms", "chunk_s", 1),
-    ("longest gap in chunks", "gap_max_per_chunk", 2),
+    ("longest without text, in chunks", "stall_max_per_chunk", 2),
     ("whole answers", "answers", 0),
     ("tokens/s", "tokens_per_s", 1),
     ("tokens per text", "tokens_per_text", 2),
@@ -56,6 +57,9 @@ FIGURES = (
 )
 NO_RATIO = {"answers", "tokens_per_text", "chunks", "left", "client_cpu_share", "foreign_cpu_share"}
 
+
+# Rows during which others took more than this are marked: they say little.
+MAX_FOREIGN_CORES = 0.1
 
 Totals = dict[str, list[Sample]]  # by row, one per contender
 
@@ -109,6 +113,8 @@ def table_of(row: Row, names: Sequence[str], samples: Sequence[Sample]) -> Table
             one, other = values
             cells.append(f"{one / other:.3f}" if one is not None and other and key not in NO_RATIO else "")
         table.add_row(name, *cells)
+    if any(found["foreign_cpu_share"] > MAX_FOREIGN_CORES for found in figures):
+        table.caption = "The machine was busy with other things: measure again before believing this."
     n_problems = [len(sample.problems) for sample in samples]
     if any(n_problems):
         table.add_row("requests that failed", *map(str, n_problems))
@@ -157,6 +163,7 @@ def main() -> None:
     args = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server must be left behind
     rows = [row for row in ROWS if not args.row or row.key in args.row]
+    about = facts()  # now: the checkout may be another when the run is over
     api: API = args.api or ("text" if args.model == "1b" else "chat")
     with ExitStack() as stack:
         entered = started(args, stack)
@@ -169,7 +176,7 @@ def main() -> None:
     rows = [row for row in rows if all(sample.wall_s for sample in totals[row.key])]
     for row in rows:
         console.print(table_of(row, names, totals[row.key]))
-    about = facts() | {name: getattr(args, name) for name in ("model", "threads", "slots", "n_ctx", "turns")}
+    about |= {name: getattr(args, name) for name in ("model", "threads", "slots", "n_ctx", "turns")}
     about |= {"api": api, "commands": {c.name: " ".join(c.command) for c in entered}, "resident_mib": resident}
     console.print(about, soft_wrap=True)
     if args.json:

@@ -144,17 +144,21 @@ def _note_gaps(sample: Sample, idle: Answer, late: Answer, streams: list[Answer]
     during = [b - a for stream in streams for a, b in pairwise(stream.times) if begin <= b <= end]
     # Who got nothing from the prompt's arrival to its first token has waited at least so long.
     during += [end - begin for stream in streams if not any(begin <= time <= end for time in stream.times)]
-    n_chunks = max(1.0, statistics.median(sum(begin <= time <= end for time in stream.times) for stream in streams))
+    # Some tokens have no text, which looks like a wait to one reader; what stops the server stops all readers.
+    anyone = sorted(time for stream in streams for time in stream.times if begin <= time <= end)
+    stall_s = max(b - a for a, b in pairwise([begin, *anyone, end]))
+    n_chunks = max(1, *(sum(begin <= time <= end for time in stream.times) for stream in streams))
     chunk_s = idle.first_token_s / n_chunks
     sample.gaps_s = during
     sample.n_tokens = sample.n_texts = 0  # one token says nothing of throughput
     sample.note(
         gap_before_p50_s=statistics.median(before),
         gap_max_s=max(during),
+        stall_max_s=stall_s,
         idle_first_token_s=idle.first_token_s,
         chunks=n_chunks,
         chunk_s=chunk_s,
-        gap_max_per_chunk=max(during) / chunk_s,
+        stall_max_per_chunk=stall_s / chunk_s,
     )
 
 

@@ -59,7 +59,7 @@ class Sample:
         for name, values in (("first_token", self.first_token_s), ("gap", self.gaps_s)):
             if values:
                 found[f"{name}_p50_s"], found[f"{name}_p95_s"] = (float(v) for v in np.percentile(values, (50, 95)))
-        return found | {name: statistics.median(values) for name, values in self.extra.items()}
+        return found | {name: (max if "_max" in name else statistics.median)(values) for name, values in self.extra.items()}
 
 
 def sample_of(answers: Iterable[Answer]) -> Sample:

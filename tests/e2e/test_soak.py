@@ -74,6 +74,7 @@ def test_the_rows_of_the_serving_benchmark(model: Path) -> None:
     assert (plain["answers"], samples["clients"].n_tokens) == (6, 48)
     assert 0 < plain["first_token_p50_s"] <= plain["first_token_p95_s"] < plain["wall_s"]
     assert prefix["computed_prompt_tokens"] < prefix["prompt_tokens"]
-    assert long["gap_max_s"] >= long["gap_p50_s"] > 0
+    assert long["gap_max_s"] >= long["gap_p50_s"]  # which is 0 where texts come several at a time
     assert long["chunks"] >= 1
+    assert long["stall_max_s"] > 0
     assert cancel["answers"] + cancel["left"] == 8

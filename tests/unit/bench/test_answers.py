@@ -102,10 +102,10 @@ def test_figures_of_several_turns() -> None:
         ]
     )
     first.wall_s, first.client_cpu_s = 3.0, 0.3
-    first.note(left=1)
+    first.note(left=1, gap_max_s=7)
     second = sample_of([Answer(20, 25, times=[23.0, 25.0], n_tokens=2, n_prompt_tokens=1)])
     second.wall_s = 5.0
-    second.note(left=4)
+    second.note(left=4, gap_max_s=2)
     total = Sample()
     total.add(first)
     total.add(second)
@@ -115,7 +115,7 @@ def test_figures_of_several_turns() -> None:
     assert (figures["prompt_tokens"], figures["computed_prompt_tokens"]) == (10, 6)
     assert (figures["first_token_p50_s"], figures["gap_p50_s"]) == (2.0, 1.0)
     assert figures["client_cpu_share"] == pytest.approx(0.3 / 8)
-    assert figures["left"] == 2.5
+    assert (figures["left"], figures["gap_max_s"]) == (2.5, 7)
 
 
 def test_prompts_are_the_same_for_a_name_and_differ_between_names() -> None:

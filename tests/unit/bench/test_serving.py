@@ -40,5 +40,7 @@ def test_every_figure_of_a_row_is_in_the_json() -> None:
     assert set(found) > NO_RATIO & {"left", "client_cpu_share"}
 
 
-def test_rows_have_names_of_their_own() -> None:
-    assert len({row.key for row in ROWS}) == len(ROWS)
+def test_a_row_is_marked_when_others_were_busy() -> None:
+    calm, disturbed = Sample(wall_s=10, foreign_cpu_s=0.9), Sample(wall_s=10, foreign_cpu_s=1.1)
+    assert "busy with other things" in printed([calm, disturbed])
+    assert "busy with other things" not in printed([calm, calm])

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+from bench.load.answers import Answer
+from bench.load.rows import ROWS, _note_gaps
+from bench.load.sample import Sample
+
+
+def stream(*times: float) -> Answer:
+    return Answer(0, 100, times=list(times), was_aborted=True)
+
+
+def noted(*streams: Answer) -> dict[str, float]:
+    """Of a prompt that arrives at 10 and has its first token at 20; on an idle server it took 6."""
+    sample = Sample()
+    _note_gaps(sample, Answer(0, 6, times=[6.0]), Answer(10, 20, times=[20.0]), list(streams))
+    return {name: value for name, (value,) in sample.extra.items()} | {"gap_max_of_all": max(sample.gaps_s)}
+
+
+def test_a_token_without_text_is_no_stall() -> None:
+    """The second stream's token at 16 has no text: its reader waits twice as long, but the server did not stop."""
+    found = noted(stream(8, 9, 13, 16, 19), stream(8, 9, 13, 19))
+    assert found["gap_before_p50_s"] == 1
+    assert (found["gap_max_s"], found["stall_max_s"]) == (6, 3)
+    assert (found["chunks"], found["chunk_s"], found["stall_max_per_chunk"]) == (3, 2, 1.5)
+
+
+def test_streams_that_get_nothing_have_waited_all_the_time() -> None:
+    found = noted(stream(8, 9), stream(8, 9))
+    assert (found["gap_max_of_all"], found["stall_max_s"], found["chunks"]) == (10, 10, 1)
+    assert found["chunk_s"] == pytest.approx(6)
+
+
+def test_a_gap_begins_before_the_prompt_and_ends_with_the_last_text_before_its_token() -> None:
+    found = noted(stream(8, 9, 18, 30))
+    assert (found["gap_max_s"], found["stall_max_s"]) == (9, 8)
+
+
+def test_rows_have_names_of_their_own() -> None:
+    assert len({row.key for row in ROWS}) == len(ROWS)
