@@ -275,7 +275,6 @@ class Engine:
 
     def _shift(self, request: Request) -> None:
         """Drop half of what follows the kept tokens, and compute what cannot be moved again."""
-        assert self._slots is not None
         cache = self._need().cache
         n_discard = max((request.n_ctx - request.n_keep) // 2, 1)
         begin, end = request.n_keep, request.n_keep + n_discard

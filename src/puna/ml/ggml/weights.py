@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,7 @@ class Weights:
 
     def _map(self, context: int) -> None:
         g = ggml()
-        pages = np.frombuffer(self._file_map(), dtype=np.uint8)
+        pages = np.frombuffer(self._mapped, dtype=np.uint8)
         base = pages.ctypes.data
         buffer = g.ggml_backend_cpu_buffer_from_ptr(base, pages.size)
         g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
@@ -182,18 +183,17 @@ class Weights:
             if weight.is_mapped:
                 g.ggml_backend_tensor_alloc(buffer, weight.address, base + weight.info.offset)
 
-    def _file_map(self) -> mmap.mmap:
-        if not hasattr(self, "_mapped"):
-            with open(self._file.path, "rb") as source:
-                self._mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._mapped
+    @cached_property
+    def _mapped(self) -> mmap.mmap:
+        with open(self._file.path, "rb") as source:
+            return mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
 
     def load(self, progress: Callable[[float], None]) -> None:
         """Read every tensor that is not mapped; progress is the share of bytes read, 0 to 1.
 
         Errors: LoadError when the file shrank since it was checked.
         """
-        pages = np.frombuffer(self._file_map(), dtype=np.uint8)
+        pages = np.frombuffer(self._mapped, dtype=np.uint8)
         copied = [w for w in self._placed() if not w.is_mapped]
         total = sum(w.info.n_bytes for w in copied) or 1
         if Path(self._file.path).stat().st_size < self._file.size:
@@ -219,7 +219,7 @@ class Weights:
         info = weight.info
         source = pages.ctypes.data + info.offset
         g = ggml()
-        if weight.buffer_type.is_host and "REPACK" not in weight.buffer_type.name and "AMX" not in weight.buffer_type.name:
+        if weight.buffer_type is self._device_of(weight.layer).plain:
             for begin in range(0, info.n_bytes, _CHUNK_BYTES):
                 g.ggml_backend_tensor_set(weight.address, source + begin, begin, min(_CHUNK_BYTES, info.n_bytes - begin))
         else:
