@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -17,8 +18,18 @@ class Use(Enum):
     """What a weight is used for; it decides which memory it may live in."""
 
     MATRIX = "matrix"  # receiver of mul_mat
+    EXPERTS = "experts"  # receiver of mul_mat_id
     ROWS = "rows"  # looked up by row: token embeddings
     VECTOR = "vector"  # elementwise: norms, biases, rope factors
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to a weight: the product of two matrices, times scale; their shapes are puna.gguf.lora's."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
 
 
 class Context(Protocol):
@@ -59,6 +70,9 @@ class Backend(Protocol):
 
     def has_tensor(self, name: str) -> bool: ...
     def tensor(self, name: str, use: Use) -> Tensor: ...
+    def low_rank(self, name: str, use: Use) -> Sequence[LowRank]:
+        """What the adapters add to the weight *name* where it has this use."""
+
     def storage(self, layer: int, dtype: DType, *shape: int) -> Tensor:
         """Zeroed memory on the layer's device that outlives graphs: caches."""
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from puna.errors import LoadError, OutOfMemory
 from puna.gguf.reader import GGUFFile
-from puna.ml.backend import Use
+from puna.ml.backend import LowRank, Use
+from puna.ml.ggml.adapters import Adapters
 from puna.ml.ggml.devices import Device, cpu, devices
 from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.tensor import GGMLTensor
@@ -40,6 +41,7 @@ class GGMLBackend:
         layers: Sequence[DeviceLayers] = (),
         use_mmap: bool = True,
         allows: Callable[[str, str], bool] = lambda _buffer_type, _tensor_type: True,
+        adapters: Sequence[str | Path] = (),
     ) -> None:
         self._stack = ExitStack()
         self.file = self._stack.enter_context(GGUFFile.open(path))
@@ -49,6 +51,10 @@ class GGMLBackend:
         self.devices = [d for d in devices() if d.is_cpu or d.address in used]
         self._weights = Weights(self.file, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
         self._stack.callback(self._weights.close)
+        self._adapters = Adapters(
+            adapters, self.file, lambda f: Weights(f, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
+        )
+        self._stack.callback(self._adapters.close)
         self._storage_contexts: dict[int, int] = {}  # by device
         self._storage: list[tuple[int, int, int]] = []  # layer, address, bytes
         self._abort = structs.AbortFlag()
@@ -104,6 +110,9 @@ class GGMLBackend:
     def tensor(self, name: str, use: Use) -> GGMLTensor:
         return GGMLTensor(self._weights.tensor(name, use))
 
+    def low_rank(self, name: str, use: Use) -> Sequence[LowRank]:
+        return self._adapters.of(name, use)
+
     def storage(self, layer: int, dtype: DType, *shape: int) -> GGMLTensor:
         g = ggml()
         device = self.device_of(layer)
@@ -120,14 +129,18 @@ class GGMLBackend:
     def measure(self) -> None:
         """Instead of allocate: graphs can be planned and memory() is exact, but nothing is taken."""
         g = ggml()
-        self._weights.measure()
+        self._adapters.check()
+        for weights in self._all_weights:
+            weights.measure()
         for layer, address, _ in self._storage:
             buffer = g.ggml_backend_buft_alloc_buffer(self.device_of(layer).plain.address, 0)
             structs.set_buffer(address, buffer)
             self._stack.callback(g.ggml_backend_buffer_free, buffer)
 
     def allocate(self) -> None:
-        self._weights.allocate()
+        self._adapters.check()
+        for weights in self._all_weights:
+            weights.allocate()
         g = ggml()
         for device in self.devices:
             context = self._storage_contexts.get(device.address)
@@ -142,10 +155,16 @@ class GGMLBackend:
                 g.ggml_backend_buffer_clear(buffer, 0)
 
     def load(self, progress: Callable[[float], None]) -> None:
+        self._adapters.load()
         self._weights.load(progress)
+
+    @property
+    def _all_weights(self) -> list[Weights]:
+        return [self._weights, *self._adapters.weights]
 
     def context(self, max_nodes: int) -> GGMLContext:
         """Only one context of each size may be in use."""
+        max_nodes += self._adapters.max_nodes
         if max_nodes not in self._arenas:
             self._arenas[max_nodes] = np.empty(GGMLContext.arena_bytes(max_nodes) + 1024, np.uint8)
         return GGMLContext(self._scheduler_for(max_nodes), max_nodes, self._arenas[max_nodes])
@@ -167,8 +186,10 @@ class GGMLBackend:
                     cache[layer] += n_bytes
             taken = sum(g.ggml_backend_sched_get_buffer_size(s, backend) for s in self._schedulers.values())
             graph = taken if graph_sizes is None else graph_sizes[i]
-            report.append(DeviceMemory(device=device.name, weights=self._weights.layer_bytes(device), cache=cache, graph=graph))
-        return MemoryReport(devices=report, input_weights=self._weights.input_bytes(), mapped=self._weights.mapped_bytes())
+            weights = [sum(layer) for layer in zip(*(w.layer_bytes(device) for w in self._all_weights), strict=True)]
+            report.append(DeviceMemory(device=device.name, weights=weights, cache=cache, graph=graph))
+        input_weights, mapped = (sum(f(w) for w in self._all_weights) for f in (Weights.input_bytes, Weights.mapped_bytes))
+        return MemoryReport(devices=report, input_weights=input_weights, mapped=mapped)
 
     def abort(self) -> None:
         self._abort.set()
