@@ -85,6 +85,26 @@ class llama_context_params(ctypes.Structure):  # noqa: N801
     ]
 
 
+class llama_model_quantize_params(ctypes.Structure):  # noqa: N801
+    _fields_ = [
+        ("nthread", _i),
+        ("ftype", _i),
+        ("output_tensor_type", _i),
+        ("token_embedding_type", _i),
+        ("allow_requantize", _b),
+        ("quantize_output_tensor", _b),
+        ("only_copy", _b),
+        ("pure", _b),
+        ("keep_split", _b),
+        ("dry_run", _b),
+        ("imatrix", _p),
+        ("kv_overrides", _p),
+        ("tt_overrides", _p),
+        ("prune_layers", _p),
+        ("max_buf_size", _z),
+    ]
+
+
 class llama_batch(ctypes.Structure):  # noqa: N801
     _fields_ = [
         ("n_tokens", _i),
@@ -101,12 +121,14 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "llama_model_params": llama_model_params,
     "llama_context_params": llama_context_params,
     "llama_batch": llama_batch,
+    "llama_model_quantize_params": llama_model_quantize_params,
 }
 
 SHORT = {
     "llama_log_set": "v pp",
     "llama_model_default_params": "{llama_model_params} ",
     "llama_context_default_params": "{llama_context_params} ",
+    "llama_model_quantize_default_params": "{llama_model_quantize_params} ",
     "llama_model_get_vocab": "p p",
     "llama_model_n_ctx_train": "i p",
     "llama_model_n_embd": "i p",
@@ -136,6 +158,10 @@ LONG = {
     "llama_backend_init": "v ",
     "llama_model_load_from_file": "p s{llama_model_params}",
     "llama_model_free": "v p",
+    "llama_model_quantize": "u ssp",
+    "llama_adapter_lora_init": "p ps",
+    "llama_adapter_lora_free": "v p",
+    "llama_set_adapters_lora": "i ppzp",
     "llama_init_from_model": "p p{llama_context_params}",
     "llama_free": "v p",
     "llama_tokenize": "i psipibb",
