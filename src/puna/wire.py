@@ -172,6 +172,7 @@ class DeviceMemory(Message, frozen=True):
     weights: list[int]
     cache: list[int]
     graph: int
+    is_gpu: bool = False
 
     @property
     def total(self) -> int:
@@ -182,18 +183,41 @@ class MemoryReport(Message, frozen=True):
     devices: list[DeviceMemory]
     input_weights: int  # host memory of tensors that stay there: token embeddings and the like
     mapped: int = 0  # of the weights above, bytes that are pages of the model file
+    host: int = 0  # what else the process keeps for the model: vocabulary, descriptions of graphs, rows of logits
 
     @property
     def total(self) -> int:
-        return self.input_weights + sum(d.total for d in self.devices)
+        return self.input_weights + self.host + sum(d.total for d in self.devices)
+
+    @property
+    def on_gpus(self) -> int:
+        return sum(d.total for d in self.devices if d.is_gpu)
 
 
 class LoadReply(Message, frozen=True):
-    success: bool
+    success: bool  # False: there was not enough memory; whatever else fails is an error
     memory: MemoryReport | None = None
     error: str = ""
     n_ctx: int = 0  # after clamping to what the model was trained for
     engine: str = ""  # "puna" or "compat"
+
+
+class Device(Message, frozen=True):
+    """What the tensor library computes on, as `puna discover` found it."""
+
+    name: str  # as DeviceLayers and DeviceMemory name it
+    library: str
+    kind: Literal["gpu", "igpu", "accel", "cpu"]  # igpu: its memory is the host's
+    free: int
+    total: int
+    description: str = ""
+    id: str = ""  # where it sits, like 0000:c1:00.0; the same hardware has the same id in every library
+
+
+class Discovery(Message, frozen=True):
+    devices: list[Device]
+    filters: dict[str, str] = {}  # environment variables that hide devices or change how they are seen
+    error: str = ""  # why the devices could not be listed
 
 
 class Health(Message, frozen=True):

@@ -187,7 +187,7 @@ class GGMLBackend:
             taken = sum(g.ggml_backend_sched_get_buffer_size(s, backend) for s in self._schedulers.values())
             graph = taken if graph_sizes is None else graph_sizes[i]
             weights = [sum(layer) for layer in zip(*(w.layer_bytes(device) for w in self._all_weights), strict=True)]
-            report.append(DeviceMemory(device=device.name, weights=weights, cache=cache, graph=graph))
+            report.append(DeviceMemory(device=device.name, weights=weights, cache=cache, graph=graph, is_gpu=device.is_gpu))
         input_weights, mapped = (sum(f(w) for w in self._all_weights) for f in (Weights.input_bytes, Weights.mapped_bytes))
         return MemoryReport(devices=report, input_weights=input_weights, mapped=mapped)
 
