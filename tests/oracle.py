@@ -27,6 +27,7 @@ class Oracle:
         n_threads: int = 2,
         cache_type: int = TYPE_F16,
         embeddings: bool = False,
+        adapters: Sequence[Any] = (),
     ) -> None:
         self.lib = llama()
         params = self.lib.llama_model_default_params()
@@ -42,9 +43,18 @@ class Oracle:
         c.embeddings = embeddings
         self.ctx = self.lib.llama_init_from_model(self.model, c)
         assert self.ctx, "libllama could not make a context"
+        self._apply(adapters)
         self.vocab = self.lib.llama_model_get_vocab(self.model)
         self.n_vocab: int = self.lib.llama_vocab_n_tokens(self.vocab)
         self._batch = self.lib.llama_batch_init(max(n_batch, n_sequences), 0, 1)
+
+    def _apply(self, paths: Sequence[Any]) -> None:
+        """LoRA files, each with the factor 1."""
+        loaded = [self.lib.llama_adapter_lora_init(self.model, str(path).encode()) for path in paths]
+        assert all(loaded), f"libllama cannot load one of {paths}"
+        adapters, factors = (ctypes.c_void_p * len(paths))(*loaded), (ctypes.c_float * len(paths))(*[1.0] * len(paths))
+        status = self.lib.llama_set_adapters_lora(self.ctx, ctypes.addressof(adapters), len(paths), ctypes.addressof(factors))
+        assert status == 0, f"llama_set_adapters_lora: {status}"
 
     def decode(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]

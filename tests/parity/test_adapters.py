@@ -1,0 +1,158 @@
+"""LoRA adapters on Puna's engine against libllama on the same files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from puna.errors import FileFormatError, UnsupportedModel
+from puna.gguf.reader import GGUFFile
+from puna.gguf.types import ValueType
+from tests.lora import write_lora
+from tests.oracle import Oracle
+from tests.parity.test_llama import assert_close, tokens
+from tests.puna_engine import PunaEngine
+from tests.tiny import write_llama
+
+LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+LAYERS = [f"blk.{i}.{name}.weight" for i in range(2) for name in LINEAR]
+HEAD = ["output.weight"]
+TABLE = ["token_embd.weight"]
+LIMITS: dict[str, Any] = {"n_ctx": 512, "n_sequences": 2}
+
+
+def compare(model: Path, adapters: list[Path], *, is_quantised: bool = False) -> float:
+    """A prompt and some steps of two sequences; returns how far the adapters moved the logits, in units of their size."""
+    ids = tokens(60, 1, 300)
+    with (
+        PunaEngine(model, adapters=adapters, **LIMITS) as puna,
+        Oracle(model, adapters=adapters, **LIMITS) as oracle,
+        Oracle(model, **LIMITS) as plain,
+    ):
+        batches: list[Any] = [(ids, range(60), [0] * 60, range(60)), (ids[:20], range(20), [1] * 20, [19])]
+        batches += [([ids[i], ids[-i]], [60 + i, 20 + i], [0, 1], [0, 1]) for i in range(3)]
+        moved = 0.0
+        for batch in batches:
+            ours, theirs = puna.decode(*batch), oracle.decode(*batch)
+            assert_close(ours, theirs, is_quantised)
+            without = plain.decode(*batch)
+            moved = max(moved, float(np.linalg.norm(theirs - without) / np.linalg.norm(without)))
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("weights", "options"),
+    [
+        (LAYERS, {}),
+        (LAYERS + HEAD, {"alpha": None, "std": 0.08}),  # without alpha the scale is 1
+        (TABLE, {"std": 0.4}),
+        (["blk.1.ffn_down.weight"], {"rank": 1, "std": 0.4}),
+        (LAYERS[:7] + TABLE, {"rank": 32, "alpha": 16.0, "dtype": "float16", "std": 0.1}),
+    ],
+    ids=["all-layers", "no-alpha", "embedding", "one-weight-rank-1", "rank-32-f16"],
+)
+def test_an_adapter_moves_the_logits_as_in_libllama(weights: list[str], options: dict[str, Any], tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "m.gguf", seed=7)
+    assert compare(model, [write_lora(tmp_path / "a.gguf", model, weights, seed=3, **options)]) > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "q4_K"])
+def test_over_weights_of_every_kind(dtype: str, tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "m.gguf", seed=7, dtype=dtype, biases=True)
+    adapter = write_lora(tmp_path / "a.gguf", model, LAYERS + HEAD + TABLE)
+    assert compare(model, [adapter], is_quantised=dtype != "f16") > 0.1
+
+
+def test_two_adapters_add_up(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "m.gguf", seed=7)
+    one = write_lora(tmp_path / "1.gguf", model, LAYERS[:9], seed=1)
+    two = write_lora(tmp_path / "2.gguf", model, LAYERS[5:], seed=2, rank=8, alpha=4.0)
+    assert compare(model, [one, two]) > 0.1
+
+
+def test_under_a_tied_head_only_the_lookup_changes(tmp_path: Path) -> None:
+    """The same as a model with an own head that is the old table. libllama cannot compute such a pair at all."""
+    tied = write_llama(tmp_path / "t.gguf", seed=7, tied=True)
+    adapter = write_lora(tmp_path / "a.gguf", tied, TABLE, alpha=8.0, rank=4, std=0.4)
+    merged = write_llama(tmp_path / "u.gguf", seed=8, tied=False)
+    weights = read_f32(tied)
+    change = read_f32(adapter)
+    table = weights["token_embd.weight"]
+    moved = table + 8.0 / 4 * change["token_embd.weight.lora_a"] @ change["token_embd.weight.lora_b"].T
+    overwrite(merged, weights | {"output.weight": table, "token_embd.weight": moved})
+    ids = tokens(20, 1, 300)
+    batch = (ids, range(20), [0] * 20, range(20))
+    with PunaEngine(tied, adapters=[adapter], **LIMITS) as puna, PunaEngine(merged, **LIMITS) as expected:
+        assert_close(puna.decode(*batch), expected.decode(*batch), is_quantised=False)
+
+
+def read_f32(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    with GGUFFile.open(path) as file:
+        return {
+            name: np.frombuffer(file.tensor_data(name), np.float32).reshape(info.shape[::-1]).copy()
+            for name, info in file.tensors.items()
+        }
+
+
+def overwrite(path: Path, weights: dict[str, np.ndarray[Any, Any]]) -> None:
+    with GGUFFile.open(path) as file, path.open("r+b") as target:
+        for name, info in file.tensors.items():
+            target.seek(info.offset)
+            target.write(weights[name].astype(np.float32).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "says"),
+    [
+        (LAYERS, {"keys": {"general.architecture": "qwen2"}}, "architecture 'qwen2', this one is 'llama'"),
+        (LAYERS, {"keys": {"general.type": "model"}}, "no LoRA adapter: general.type is 'model'"),
+        (LAYERS, {"keys": {"adapter.type": "control_vector"}}, "adapter.type 'control_vector'"),
+        (LAYERS, {"alpha": float("nan")}, "adapter.lora.alpha is nan"),
+        ([], {}, "it has no tensors"),
+        (LAYERS, {"keys": {"adapter.alora.invocation_tokens": [1, 2]}}, "aLoRA"),
+    ],
+)
+def test_what_is_no_adapter_for_this_model_is_named(
+    weights: list[str], options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    model = write_llama(tmp_path / "m.gguf")
+    adapter = write_lora(tmp_path / "a.gguf", model, weights, **options)
+    with pytest.raises(FileFormatError, match=says):
+        PunaEngine(model, adapters=[adapter])
+
+
+def test_an_adapter_of_a_larger_model_is_refused_with_the_tensor(tmp_path: Path) -> None:
+    small, large = write_llama(tmp_path / "s.gguf"), write_llama(tmp_path / "l.gguf", n_embd=512, n_layers=3)
+    wider = write_lora(tmp_path / "w.gguf", large, ["blk.0.attn_q.weight"])
+    with pytest.raises(FileFormatError, match=r"'blk\.0\.attn_q\.weight\.lora_a' has the shape \[512, 4\], but \[256, 4\]"):
+        PunaEngine(small, adapters=[wider])
+    deeper = write_lora(tmp_path / "d.gguf", large, ["blk.2.attn_q.weight"])
+    with pytest.raises(FileFormatError, match=r"'blk\.2\.attn_q\.weight', which the model does not have"):
+        PunaEngine(small, adapters=[deeper])
+
+
+def test_a_change_that_nothing_applies_is_refused(tmp_path: Path) -> None:
+    """Of a matrix that is in the file but takes no part in the model's arithmetic."""
+    model = write_llama(tmp_path / "m.gguf", n_layers=3)
+    adapter = write_lora(tmp_path / "a.gguf", model, ["blk.2.attn_q.weight"])
+    key = b"llama.block_count" + struct.pack("<I", ValueType.UINT32)
+    model.write_bytes(model.read_bytes().replace(key + struct.pack("<I", 3), key + struct.pack("<I", 2)))
+    with pytest.raises(UnsupportedModel, match=r"a\.gguf: it changes 'blk\.2\.attn_q\.weight', which no adapter can change"):
+        PunaEngine(model, adapters=[adapter])
+
+
+def test_what_memory_the_adapters_take_is_reported(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "m.gguf")
+    adapter = write_lora(tmp_path / "a.gguf", model, LAYERS + TABLE)
+    with GGUFFile.open(adapter) as file:
+        n_bytes = sum(tensor.n_bytes for tensor in file.tensors.values())
+    with PunaEngine(model, adapters=[adapter]) as with_adapter, PunaEngine(model) as plain:
+        parts = [
+            (m.input_weights + sum(map(sum, (d.weights for d in m.devices))))
+            for m in (with_adapter.backend.memory(), plain.backend.memory())
+        ]
+        assert n_bytes <= parts[0] - parts[1] <= n_bytes + 64 * len(LAYERS + TABLE) * 2
