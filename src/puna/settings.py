@@ -158,6 +158,9 @@ class Settings:
     allow_no_keys: bool = _setting("PUNA_ALLOW_NO_KEYS", _boolean, False, "let other machines use the server without keys")
     no_history: bool = _setting("OLLAMA_NOHISTORY", _boolean, False, "keep no history of the interactive prompt")
     no_prune: bool = _setting("OLLAMA_NOPRUNE", _boolean, False, "keep blobs that no model uses")
+    new_engine: bool | None = _setting(
+        "OLLAMA_NEW_ENGINE", _boolean, None, "1: only Puna's own engine, 0: only libllama (unset: whichever supports the model)"
+    )
     debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
 
 

@@ -1,21 +1,14 @@
-"""Architectures that the engine runs, by the name that files state in general.architecture."""
+"""Opening a model file with the class that runs its architecture."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
+from puna.engines import ARCHITECTURES as ARCHITECTURES  # the table, where the server can read it as well
 from puna.errors import UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Backend
 from puna.model.model import Model
-
-ARCHITECTURES: dict[str, str] = {
-    "bert": "puna.model.arch.bert:Bert",
-    "gemma2": "puna.model.arch.gemma2:Gemma2",
-    "gemma3": "puna.model.arch.gemma3:Gemma3",
-    "llama": "puna.model.arch.llama:Llama",
-    "nomic-bert": "puna.model.arch.nomic_bert:NomicBert",
-}
 
 
 def open_model(file: GGUFFile, backend: Backend, n_ctx: int) -> Model:

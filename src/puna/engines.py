@@ -1,0 +1,39 @@
+"""Which of the two engines runs a model file, and why: Puna's own, or libllama behind the same runner.
+
+Plain data and one rule. The server reads them too, to say what a model gets without loading the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+EngineName = Literal["puna", "compat"]
+
+# What Puna's engine runs, by the name that files state in general.architecture, and the class that does it.
+ARCHITECTURES: dict[str, str] = {
+    "bert": "puna.model.arch.bert:Bert",
+    "gemma2": "puna.model.arch.gemma2:Gemma2",
+    "gemma3": "puna.model.arch.gemma3:Gemma3",
+    "llama": "puna.model.arch.llama:Llama",
+    "nomic-bert": "puna.model.arch.nomic_bert:NomicBert",
+}
+
+# For people whose model neither engine runs.
+WHERE_LISTED = "docs/models.md lists what Puna's own engine supports"
+
+
+@dataclass(frozen=True)
+class Choice:
+    engine: EngineName
+    reason: str
+    is_forced: bool = False  # then the other engine is no way out
+
+
+def choose(architecture: str, new_engine: bool | None = None) -> Choice:
+    """*new_engine* is the setting OLLAMA_NEW_ENGINE; None leaves the choice to what is supported."""
+    if new_engine is not None:
+        return Choice("puna" if new_engine else "compat", f"OLLAMA_NEW_ENGINE={int(new_engine)}", is_forced=True)
+    if architecture in ARCHITECTURES:
+        return Choice("puna", f"Puna's engine supports the architecture {architecture}")
+    return Choice("compat", f"Puna's engine does not support the architecture {architecture}")
