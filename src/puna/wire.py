@@ -58,6 +58,17 @@ class Grammar(Message, frozen=True):
     thought_end: str = ""  # and ends with this; empty: there are no thoughts
 
 
+class Thoughts(Message, frozen=True):
+    """How the model marks what it thinks, so that the runner can count it, and end it when its budget is spent."""
+
+    begin: str = ""
+    end: str = ""
+    ending: str = ""  # written where the budget is spent; empty: end
+    is_open: bool = False  # the prompt has begun one
+    repeats: bool = False  # there may be several, anywhere; else one, at the very beginning
+    budget: int = -1  # tokens of all of them at most, tags excepted; below zero: no limit
+
+
 class CompletionRequest(Message, frozen=True):
     prompt: str = ""
     context: list[int] = []  # tokens that precede the prompt (the deprecated memory of /api/generate)
@@ -65,8 +76,9 @@ class CompletionRequest(Message, frozen=True):
     n_predict: int = -1  # new tokens at most; below zero: until the context is full
     n_keep: int = 4  # tokens kept at the front when the prompt is truncated; below zero: all
     stop: list[str] = []
-    ignore_eos: bool = False  # a grammar that is complete ends the answer all the same
+    ignore_eos: bool = False  # no token that ends the answer is written; a grammar that is complete ends it all the same
     grammar: Grammar | None = None
+    thoughts: Thoughts | None = None  # None: nothing is known of any
     logprobs: bool = False  # of the tokens of the answer
     top_logprobs: int = 0  # so many alternatives to each, up to MAX_TOP_LOGPROBS
     truncate: bool = True  # False: a prompt that is too long is an error
@@ -99,6 +111,8 @@ class Done(Message, frozen=True, tag_field="type", tag="done"):
     eval_count: int  # generated tokens, the end-of-generation token included
     eval_duration: int
     tokens: list[int] = []
+    stop_sequence: str = ""  # which of the request's ended the answer
+    thought_count: int = 0  # of the generated tokens, those of thoughts
 
 
 class Failed(Message, frozen=True, tag_field="type", tag="failed"):

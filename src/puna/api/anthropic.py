@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ class Message(Request):
 
 class Thinking(Request):
     type: str = ""
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class OutputConfig(Request):
@@ -88,6 +89,7 @@ class MessagesRequest(CountRequest):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "stop": self.stop_sequences or None,
+            "think_budget": self.thinking.budget_tokens if self.thinking.type == "enabled" else None,
         }
         return {name: value for name, value in given.items() if value is not None}
 

@@ -10,6 +10,7 @@ Source: Ollama's REST API, "Global HTTP behaviour"; Go's encoding/json.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, NoReturn, TypeVar
 
@@ -20,6 +21,9 @@ from pydantic_core import ErrorDetails
 from puna.errors import BadRequest
 
 M = TypeVar("M", bound="Request")
+
+MAX_DEPTH = 200  # of arrays and objects in one another
+_INT64 = 1 << 63
 
 
 class Request(BaseModel):
@@ -68,6 +72,8 @@ def loads(body: bytes) -> Any:
         raise BadRequest(_syntax_error(error)) from None
     except (ValueError, RecursionError) as error:
         raise BadRequest("exceeded max depth" if isinstance(error, RecursionError) else str(error)) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
     return _without_surrogates(value) if _SURROGATE.search(text) else value
 
 
@@ -89,7 +95,32 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"invalid character '{name.lstrip('-')[0]}' looking for beginning of value")
 
 
-_decoder = json.JSONDecoder(parse_constant=_no_constant)
+def _integer(text: str) -> float:
+    """What no integer of Go's can hold is a number like 1.5, which fields for integers refuse."""
+    number = int(text) if len(text) <= 20 else _INT64
+    return number if -_INT64 <= number < _INT64 else _fraction(text)
+
+
+def _fraction(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"json: cannot unmarshal number {text[:40]} into Go value of type float64")
+    return number
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant, parse_int=_integer, parse_float=_fraction)
+
+
+def _check_depth(value: Any) -> None:
+    """Errors: BadRequest. Templates, grammars and encoders go down into a value step by step, so there must be an end."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            raise BadRequest("exceeded max depth")
+        inner = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [item for items in inner for item in items]
+
 
 _EXPECTATIONS = {
     "Expecting value": "looking for beginning of value",

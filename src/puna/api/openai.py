@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -18,12 +18,16 @@ from puna.api.go_json import Request
 _DATA_URL = re.compile(r"data:(?:image/(?:jpeg|jpg|png|webp))?;base64,")
 
 
+Budget = Annotated[int, Field(ge=0)]  # tokens of thoughts at most
+
+
 class StreamOptions(Request):
     include_usage: bool = False
 
 
 class Reasoning(Request):
     effort: str = ""
+    max_tokens: Budget | None = None  # of thoughts; an extension that other servers have too
 
 
 class FunctionCall(Request):
@@ -94,6 +98,7 @@ class ChatCompletionRequest(_Common):
     response_format: dict[str, Any] | None = None
     reasoning: Reasoning = Reasoning()
     reasoning_effort: str = ""
+    thinking_token_budget: Budget | None = None  # the same as reasoning.max_tokens, by another server's name
     logprobs: bool = False
     top_logprobs: int = 0
 
@@ -109,7 +114,9 @@ class ChatCompletionRequest(_Common):
     @property
     def options(self) -> dict[str, Any]:
         limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        return super().options | ({} if limit is None else {"num_predict": limit})
+        budget = self.thinking_token_budget if self.reasoning.max_tokens is None else self.reasoning.max_tokens
+        given = {"num_predict": limit, "think_budget": budget}
+        return super().options | {name: value for name, value in given.items() if value is not None}
 
 
 class CompletionRequest(_Common):

@@ -47,7 +47,8 @@ class Options:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     stop: list[str] = field(default_factory=list)
-    ignore_eos: bool = False  # Puna's own: go on after the end-of-generation token, for benchmarks
+    ignore_eos: bool = False  # Puna's own: write no end-of-generation token, for benchmarks
+    think_budget: int = -1  # Puna's own: tokens of thoughts at most, then the answer follows; below zero: no limit
 
 
 _TYPES = {item.name: str(item.type).removesuffix(" | None") for item in fields(Options)}

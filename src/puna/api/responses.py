@@ -36,7 +36,12 @@ class ResponsesRequest(Request):
 
     @property
     def options(self) -> dict[str, Any]:
-        given = {"num_predict": self.max_output_tokens, "temperature": self.temperature, "top_p": self.top_p}
+        given = {
+            "num_predict": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "think_budget": self.reasoning.max_tokens,
+        }
         return {name: value for name, value in given.items() if value is not None}
 
     @property

@@ -16,6 +16,10 @@ _START, _MESSAGE = "<|start|>", "<|message|>"
 _HEADER_MARKS = (_START, "<|channel|>", "<|constrain|>")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START, "<|channel|>")
 _ROLE = "assistant"
+
+# How a thought begins, how it ends, and what brings the answer after it.
+THOUGHT_BEGIN, THOUGHT_END = "<|channel|>analysis<|message|>", "<|end|>"
+TO_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 

@@ -22,6 +22,10 @@ class Tags:
     begin: str = "<think>"
     end: str = "</think>"
 
+    def are_open_in(self, prompt: str) -> bool:
+        """Whether the prompt has begun a thought, which the model goes on with."""
+        return prompt.rstrip().endswith(self.begin)
+
 
 _KNOWN = (
     Tags(),
@@ -55,7 +59,7 @@ class ThinkingParser:
     def __init__(self, tags: Tags, prompt: str) -> None:
         self._tags = tags
         self._held = ""
-        self._state = _State.AFTER_BEGIN if prompt.rstrip().endswith(tags.begin) else _State.BEFORE
+        self._state = _State.AFTER_BEGIN if tags.are_open_in(prompt) else _State.BEFORE
 
     def feed(self, text: str) -> list[Part]:
         """What is known to be thought or text after *text* has come."""

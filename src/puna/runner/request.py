@@ -9,6 +9,7 @@ from typing import Literal
 from puna.errors import BadRequest, ContextOverflow
 from puna.runner.schedule import Progress
 from puna.runner.text import TextStream
+from puna.runner.thoughts import ThoughtMeter
 from puna.sample.matcher import GrammarError, Matcher
 from puna.sample.sampler import Sampler
 from puna.tokenizer.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Request:
         self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx)
         self.sampler.accept_many(self.tokens)
         self.matcher = None if wire.grammar is None else _matcher(wire.grammar, tokenizer)
+        self._thoughts = None if wire.thoughts is None else ThoughtMeter(wire.thoughts, tokenizer)
         self._tokenizer = tokenizer
         self._text = TextStream(wire.stop)
         self._emit = emit
@@ -71,6 +73,16 @@ class Request:
         """What a token is called where it stands alone: control tokens have a text too."""
         return self._tokenizer.piece(token, special=True) if token < self._tokenizer.n_tokens else b""
 
+    @property
+    def forced_token(self) -> int | None:
+        """What must come next, whatever the model would write: the end of a thought whose budget is spent."""
+        return self._thoughts.forced_token if self._thoughts is not None and self._text.is_whole else None
+
+    @property
+    def banned_tokens(self) -> frozenset[int]:
+        """What must not come next; a grammar knows for itself where an answer may end."""
+        return self._tokenizer.end_tokens if self.wire.ignore_eos and self.matcher is None else frozenset()
+
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> None:
         """Take the sampled token; this may end the request."""
         if not self._first_token:
@@ -81,6 +93,8 @@ class Request:
             self.finish("stop")
             return
         self.sampler.accept(token)
+        if self._thoughts is not None:
+            self._thoughts.accept(token, self.text_of(token))
         if self.matcher is not None:
             try:
                 self.matcher.advance(token)
@@ -132,6 +146,8 @@ class Request:
                 eval_count=self.n_generated,
                 eval_duration=now - first,
                 tokens=[*self._prompt_tokens, *self._answer] if self.wire.return_tokens else [],
+                stop_sequence=self._text.stop_sequence,
+                thought_count=self._thoughts.n_tokens if self._thoughts is not None else 0,
             )
         )
 

@@ -1,4 +1,4 @@
-"""From a step's logits to the next token of each request: grammars before, logarithms of probabilities after.
+"""From a step's logits to the next token of each request: what must and must not come, grammars, probabilities after.
 
 Knows requests and rows of logits; not how the logits were computed, nor what becomes of the tokens.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from puna.runner.request import Request
 from puna.sample.logprobs import top_logprobs
-from puna.sample.matcher import GrammarError, masked, start_masks
+from puna.sample.matcher import GrammarError, is_allowed, masked, start_masks
 from puna.sample.sampler import SampleError, sample_batch
 from puna.sample.transforms import Floats
 from puna.wire import TokenLogprob
@@ -21,15 +23,24 @@ def sample(logits: Floats, requests: Sequence[Request]) -> None:
     Shapes: logits [n_rows, n_vocab], row i for requests[i]; rows beyond the requests are nobody's. They are not changed.
     """
     rows: list[Floats] = []
-    ready: list[tuple[Request, Floats]] = []  # with its row as the model gave it
+    free: list[Request] = []
+    ready: list[tuple[Request, Floats, int | SampleError]] = []  # with its row as the model gave it
+    given: list[Floats] = []
     for request, row in zip(requests, logits, strict=False):
         try:
-            rows.append(row if request.matcher is None else masked(row, request.matcher.allowed()))
-            ready.append((request, row))
+            allowed = None if request.matcher is None else request.matcher.allowed()
         except GrammarError as error:
             request.fail(error, status=400)
-    tokens = sample_batch(rows, [request.sampler for request, _ in ready])
-    for (request, row), token in zip(ready, tokens, strict=True):
+            continue
+        forced = request.forced_token
+        if forced is not None and (allowed is None or is_allowed(forced, allowed)):
+            ready.append((request, row, forced))
+            continue
+        free.append(request)
+        given.append(row)
+        rows.append(without(row, request.banned_tokens) if allowed is None else masked(row, allowed))
+    ready += zip(free, given, sample_batch(rows, [request.sampler for request in free]), strict=True)
+    for request, row, token in ready:
         if isinstance(token, SampleError):
             request.fail(token)
         elif not request.is_cancelled:
@@ -37,6 +48,15 @@ def sample(logits: Floats, requests: Sequence[Request]) -> None:
     constrained = [r.matcher for r in requests if r.matcher is not None and not r.is_done]
     if constrained:
         start_masks(constrained)
+
+
+def without(row: Floats, banned: frozenset[int]) -> Floats:
+    """A copy of the row in which the banned tokens have no chance; the row itself when there are none."""
+    if not banned:
+        return row
+    result = row.copy()
+    result[[token for token in banned if token < len(row)]] = -np.inf
+    return result
 
 
 def _logprob(request: Request, row: Floats, token: int) -> TokenLogprob:

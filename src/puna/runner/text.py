@@ -3,8 +3,8 @@
 Knows nothing of tokens, requests or time. Pieces are bytes, since a token may hold part of a character.
 
 The outcome does not depend on how the text is cut into pieces. Of all stop sequences in it the one that begins earliest
-wins (of several that begin there the choice does not matter: the text ends before them). So a complete stop sequence
-waits while a longer one that began before it may still complete.
+wins, and of several that begin there the shortest. So a complete stop sequence waits while a longer one that began before
+it may still complete.
 """
 
 from __future__ import annotations
@@ -65,6 +65,17 @@ class TextStream:
         self._held = ""  # read but not emitted: it may turn out to be a stop sequence
         self._n_read = 0  # characters; the held text is the last of them
         self._stop_begin = -1  # where the earliest complete stop sequence begins
+        self._stop_text = ""
+
+    @property
+    def stop_sequence(self) -> str:
+        """The one that ended the text: of several that begin there, the shortest. Empty while there is none."""
+        return self._stop_text if self.stopped else ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text so far ends with a whole character."""
+        return not self._decoder.getstate()[0]
 
     @property
     def n_read(self) -> int:
@@ -102,7 +113,8 @@ class TextStream:
             end = stop.find_ends(text)
             if end >= 0:
                 begin = self._n_read + end - len(stop.text)
-                self._stop_begin = begin if self._stop_begin < 0 else min(begin, self._stop_begin)
+                if self._stop_begin < 0 or (begin, len(stop.text)) < (self._stop_begin, len(self._stop_text)):
+                    self._stop_begin, self._stop_text = begin, stop.text
         self._held += text
         self._n_read += len(text)
         # An unfinished stop sequence begins here at the earliest.

@@ -113,6 +113,10 @@ def masked(row: Floats, allowed: Bits) -> Floats:
     return result
 
 
+def is_allowed(token: int, allowed: Bits) -> bool:
+    return token < 32 * len(allowed) and bool(allowed[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+
+
 def fill(matcher: LLMatcher, bits: Bits) -> None:
     """Errors: GrammarError, also when there is no token that the grammar allows."""
     guarded(lambda: matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes))

@@ -1,4 +1,4 @@
-"""What an answer must look like: from a request's fields to the grammar that the runner compiles.
+"""What an answer must look like: from a request's fields to the grammar that the runner compiles, and the limits of thought.
 
 Knows no grammar from inside; whether one can be followed, the runner says.
 """
@@ -10,9 +10,11 @@ from typing import Any
 
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, PunaError
+from puna.prompt import harmony
+from puna.prompt.output_format import OutputFormat
 from puna.prompt.thinking import Tags
 from puna.prompt.tools.forced import call_schema
-from puna.wire import Grammar
+from puna.wire import Grammar, Thoughts
 
 
 def grammar_of(request: ChatRequest | GenerateRequest) -> Grammar | None:
@@ -54,5 +56,14 @@ def with_thoughts(grammar: Grammar | None, tags: Tags | None, prompt: str) -> Gr
     """The grammar for what follows a prompt, where the model may think between *tags* before it answers."""
     if grammar is None or tags is None:
         return grammar
-    begin = "" if prompt.rstrip().endswith(tags.begin) else tags.begin
+    begin = "" if tags.are_open_in(prompt) else tags.begin
     return Grammar(kind=grammar.kind, text=grammar.text, thought_begin=begin, thought_end=tags.end)
+
+
+def thoughts_of(output: OutputFormat, prompt: str, budget: int) -> Thoughts:
+    """How a model of this format marks its thoughts in what follows a prompt, and how many tokens of them it may write."""
+    if output.is_harmony:
+        begin, end, ending = harmony.THOUGHT_BEGIN, harmony.THOUGHT_END, harmony.TO_ANSWER
+        return Thoughts(begin=begin, end=end, ending=ending, repeats=True, budget=budget)
+    tags = output.tags
+    return Thoughts(begin=tags.begin, end=tags.end, is_open=tags.are_open_in(prompt), budget=budget)

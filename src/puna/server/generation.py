@@ -27,6 +27,7 @@ T = TypeVar("T")
 MakePrompt = Callable[[Loaded], Awaitable[str]]
 MakeParser = Callable[[str], Parser | None]
 MakeGrammar = Callable[[str], wire.Grammar | None]
+MakeThoughts = Callable[[str], wire.Thoughts | None]
 
 _SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
 _MAX_CONTEXTS = 10  # an answer without a limit of its own ends after so many contexts' worth of tokens
@@ -48,6 +49,7 @@ class Job:
     return_tokens: bool = False
     make_parser: MakeParser = lambda _: None  # for the output that follows a prompt
     make_grammar: MakeGrammar = lambda _: None  # for the same
+    make_thoughts: MakeThoughts = lambda _: None  # for the same
     logprobs: bool = False
     top_logprobs: int = 0
     show_control_tokens: bool = False  # the parser needs them
@@ -131,6 +133,7 @@ def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequ
         stop=options.stop,
         ignore_eos=options.ignore_eos,
         grammar=job.make_grammar(prompt),
+        thoughts=job.make_thoughts(prompt),
         logprobs=job.logprobs,
         top_logprobs=job.top_logprobs,
         truncate=job.truncate,

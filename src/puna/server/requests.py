@@ -22,7 +22,7 @@ from puna.llm.load import wanted_load
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.render import Think
 from puna.server import prompts
-from puna.server.constraint import grammar_of, with_thoughts
+from puna.server.constraint import grammar_of, thoughts_of, with_thoughts
 from puna.server.generation import Job, MakePrompt
 from puna.server.metrics import Metrics
 from puna.server.scheduler import Loaded, Scheduler
@@ -155,9 +155,10 @@ def _job(
     options = model_options.merge(defaults, model.parameters, request.options)
     grammar = grammar_of(request)
     tags = output.tags if think and not is_raw else None
+    has_thoughts = not is_raw and (bool(think) or output.is_harmony)
     if grammar is not None and output.is_harmony and not is_raw:
         make_prompt = _within_final(make_prompt)
-        tags = None
+        tags, has_thoughts = None, False
     return Job(
         model=model,
         options=options,
@@ -169,6 +170,7 @@ def _job(
         make_parser=lambda prompt: None if is_raw else output.parser(prompt, think=bool(think), tools=tools),
         show_control_tokens=not is_raw and output.needs_control_tokens(think=bool(think), tools=bool(tools)),
         make_grammar=lambda prompt: with_thoughts(grammar, tags, prompt),
+        make_thoughts=lambda prompt: thoughts_of(output, prompt, options.think_budget) if has_thoughts else None,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         began_ns=caller.began_ns,

@@ -43,6 +43,9 @@ class Script:
     fail_at_piece: int = -1
     fail_status: int = 500
     fail_text: str = "the sky fell"
+    stop_sequence: str = ""  # said to have ended the answer
+    thought_count: int = 0
+    scores: list[float] = field(default_factory=list)  # of texts in turn; none: it has no rank head
     ignore_sigterm: bool = False
 
 
@@ -180,6 +183,8 @@ class FakeRunner:
             "eval_count": n + 1,
             "eval_duration": 2_000_000,
             "tokens": tokens,
+            "stop_sequence": self.script.stop_sequence,
+            "thought_count": self.script.thought_count,
         }
 
     def send_line(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -151,3 +151,23 @@ def test_a_long_repetitive_stop_costs_linear_time() -> None:
     stream = TextStream([stop])
     assert "".join(stream.feed(b"a" * 10_000).text for _ in range(20)) == "a" * 150_000
     assert stream.feed(b"b") == Emit("", True)
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "matched"),
+    [
+        (["END"], ["a E", "ND b"], "END"),
+        (["END", "a"], ["xEN", "Da"], "END"),
+        (["ENDING", "END"], ["ENDING"], "END"),  # what a longer one would have been is not known when the shorter is there
+        (["ENDING", "END"], [*"ENDING"], "END"),
+        (["bc", "abcd"], ["ab", "cx"], "bc"),
+        (["bc", "abcd"], ["ab", "cd"], "abcd"),
+        (["END"], ["EN"], ""),
+    ],
+)
+def test_it_is_known_which_stop_sequence_ended_the_text(stops: list[str], pieces: list[str], matched: str) -> None:
+    stream = TextStream(stops)
+    for piece in pieces:
+        stream.feed(piece.encode())
+    stream.finish()
+    assert stream.stop_sequence == matched

@@ -31,7 +31,11 @@ from tests.unit.server.live import Live
         ),
         (b'{"images": ["***"]}', "illegal base64 data in images: Only base64 data is allowed"),
         (b"[" * 100_000, "exceeded max depth"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "Exceeds the limit (4300 digits) for integer string conversion"),
+        (b'{"model": ' + b"[" * 201 + b"]" * 201 + b"}", "exceeded max depth"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "json: cannot unmarshal number 99999"),
+        (b'{"top_logprobs": 1e999}', "json: cannot unmarshal number 1e999 into Go value of type float64"),
+        (b'{"top_logprobs": 99999999999999999999}', "json: cannot unmarshal number 1e+20 into Go struct field GenerateRequest.top"),
+        (b'{"top_logprobs": -9223372036854775809}', "json: cannot unmarshal number -9.2"),
     ],
 )
 def test_bodies_that_cannot_be_read(shared: Live, body: bytes, text: str) -> None:

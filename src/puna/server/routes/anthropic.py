@@ -38,12 +38,12 @@ async def messages(request: Request) -> Response:
     parts = run(caller.scheduler, job)
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": message.model}
     if message.stream:
-        events = _events(parts, head, n_estimated=_estimate(message))
+        events = _events(parts, head, message.stop_sequences, n_estimated=_estimate(message))
         return Stream(events, EVENT_STREAM, _error_event, cache_control="no-cache")
     found, finished = await _gather(parts)
     blocks = [_block(part) for part in found]
-    reason = _reason(finished, has_called=any(isinstance(part, Call) for part in found))
-    return json_response({**head, "content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": _usage(finished)})
+    end = _end(finished, message.stop_sequences, has_called=any(isinstance(part, Call) for part in found))
+    return json_response({**head, "content": blocks, **end, "usage": _usage(finished)})
 
 
 async def count_tokens(request: Request) -> Response:
@@ -102,9 +102,14 @@ def _delta(part: Part) -> dict[str, Any]:
             return {"type": "text_delta", "text": text}
 
 
-def _reason(finished: Finished, *, has_called: bool) -> str:
-    reason = finished.done.reason
-    return "tool_use" if has_called and reason == "stop" else _REASONS.get(reason, "end_turn")
+def _end(finished: Finished, stop_sequences: list[str], *, has_called: bool) -> dict[str, str | None]:
+    """Why the answer ended. The model's own stop sequences are how it ends a turn; only the request's are named."""
+    done = finished.done
+    if has_called and done.reason == "stop":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if done.stop_sequence in stop_sequences:
+        return {"stop_reason": "stop_sequence", "stop_sequence": done.stop_sequence}
+    return {"stop_reason": _REASONS.get(done.reason, "end_turn"), "stop_sequence": None}
 
 
 def _usage(finished: Finished) -> dict[str, int]:
@@ -117,7 +122,7 @@ def _usage(finished: Finished) -> dict[str, int]:
     }
 
 
-async def _events(parts: Parts, head: dict[str, Any], n_estimated: int) -> AsyncGenerator[bytes, None]:
+async def _events(parts: Parts, head: dict[str, Any], stop_sequences: list[str], n_estimated: int) -> AsyncGenerator[bytes, None]:
     """Text and thoughts that follow one another share a block; a call is a block of its own."""
     start = {**head, "content": [], "stop_reason": None, "stop_sequence": None}
     start["usage"] = {"input_tokens": n_estimated, "output_tokens": 0}
@@ -132,8 +137,7 @@ async def _events(parts: Parts, head: dict[str, Any], n_estimated: int) -> Async
                 yield _event("content_block_stop", index=index)
                 kind = None
             if isinstance(part, Finished):
-                delta = {"stop_reason": _reason(part, has_called=has_called), "stop_sequence": None}
-                yield _event("message_delta", delta=delta, usage=_usage(part))
+                yield _event("message_delta", delta=_end(part, stop_sequences, has_called=has_called), usage=_usage(part))
                 yield _event("message_stop")
                 return
             if kind is None:

@@ -223,6 +223,8 @@ def _usage(finished: Finished) -> dict[str, Any]:
     }
     if done.cached_count > 0:
         usage["prompt_tokens_details"] = {"cached_tokens": done.cached_count}
+    if done.thought_count > 0:
+        usage["completion_tokens_details"] = {"reasoning_tokens": done.thought_count}
     return usage
 
 

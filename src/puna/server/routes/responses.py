@@ -217,7 +217,7 @@ def _usage(finished: Finished) -> dict[str, Any]:
         "input_tokens": done.prompt_eval_count,
         "input_tokens_details": {"cached_tokens": done.cached_count},
         "output_tokens": done.eval_count,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": done.thought_count},
         "total_tokens": done.prompt_eval_count + done.eval_count,
     }
 

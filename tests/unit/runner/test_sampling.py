@@ -1,0 +1,52 @@
+"""What comes before the choice of a token: bans, forced tokens, and the row as the model gave it."""
+
+from __future__ import annotations
+
+import numpy as np
+from tests.unit.sample.vocabulary import WordTokenizer
+
+from puna.runner.request import Request
+from puna.runner.sampling import sample
+from puna.wire import CompletionReply, CompletionRequest, Done, Piece, SamplingOptions, Thoughts
+
+TOKENIZER = WordTokenizer()
+GREEDY = SamplingOptions(temperature=0)
+
+
+def ask(**fields: object) -> tuple[Request, list[CompletionReply]]:
+    replies: list[CompletionReply] = []
+    given = {"prompt": "x", "sampling": GREEDY, **fields}
+    return Request(CompletionRequest(**given), TOKENIZER.as_tokenizer(), 512, replies.append), replies  # type: ignore[arg-type]
+
+
+def logits_that_want(*tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """One row per token; after the wanted one the letter "b" is the likeliest."""
+    rows = np.zeros((len(tokens), TOKENIZER.n_tokens), np.float32)
+    rows[:, ord("b")] = 1
+    rows[range(len(tokens)), tokens] = 2
+    return rows
+
+
+def test_who_ignores_the_end_gets_another_token_in_its_place() -> None:
+    goes_on, said = ask(ignore_eos=True)
+    ends, reply = ask()
+    logits = logits_that_want(TOKENIZER.end, TOKENIZER.end)
+    before = logits.copy()
+    sample(logits, [goes_on, ends])
+    assert [piece.content for piece in said if isinstance(piece, Piece)] == ["b"]
+    assert isinstance(reply[-1], Done)
+    assert reply[-1].reason == "stop"
+    assert np.array_equal(logits, before)
+
+
+def test_a_forced_token_is_not_chosen_by_the_model() -> None:
+    """Its probability is the one that the model gave it."""
+    tags = Thoughts(begin="<think>", end="</think>", is_open=True, budget=0)
+    request, said = ask(thoughts=tags, logprobs=True)
+    other, heard = ask()
+    sample(logits_that_want(ord("a"), ord("a")), [request, other])
+    (piece,) = said
+    assert isinstance(piece, Piece)
+    assert piece.content == "</think>"
+    assert np.exp(piece.logprobs[0].logprob) < 0.01
+    assert [piece.content for piece in heard if isinstance(piece, Piece)] == ["a"]
