@@ -209,6 +209,14 @@ class RandomWeights:
         values = self.random.standard_normal((n_out, n_in), dtype=np.float32) * np.float32(std or 1 / math.sqrt(n_in))
         self.writer.add_raw_tensor(name, (n_in, n_out), self.kind, quantize(values, self.kind))
 
+    def stack(self, name: str, n_experts: int, n_out: int, n_in: int, std: float | None = None) -> None:
+        """A matrix of each expert."""
+        values = self.random.standard_normal((n_experts, n_out, n_in), dtype=np.float32) * np.float32(std or 1 / math.sqrt(n_in))
+        self.writer.add_raw_tensor(name, (n_in, n_out, n_experts), self.kind, quantize(values, self.kind))
+
+    def bias_rows(self, name: str, n_experts: int, n: int) -> None:
+        self.writer.add_tensor(name, (0.2 * self.random.standard_normal((n_experts, n))).astype(np.float32))
+
     def norm(self, name: str, n: int, *, random_signs: bool = False) -> None:
         values = 1 + 0.1 * self.random.standard_normal(n)
         if random_signs:

@@ -53,12 +53,25 @@ class Tensor(Protocol):
     def __mul__(self, other: Self) -> Self:
         """Elementwise product; *other* is repeated along axes where it has length 1."""
 
-    def scale(self, factor: float) -> Self: ...
+    def __sub__(self, other: Self) -> Self: ...
+    def __truediv__(self, other: Self) -> Self: ...
+    def scale(self, factor: float, bias: float = 0.0) -> Self:
+        """Self * factor + bias"""
+
     def mul_mat(self, x: Self) -> Self:
         """Self [k, p] and x [k, n] give [p, n]: the weight is the receiver."""
 
+    def mul_mat_id(self, x: Self, experts: Self) -> Self:
+        """Each token's vectors through the matrices of its experts.
+
+        Self [k, p, n_expert], x [k, n_used or 1, n], experts I32 [n_used, n] give [p, n_used, n].
+        """
+
+    def add_id(self, bias: Self, experts: Self) -> Self:
+        """Self [p, n_used, n] plus the row of bias [p, n_expert] of each one's expert, I32 [n_used, n]."""
+
     def rows(self, indices: Self) -> Self:
-        """Self [k, n], indices I32 [m] give F32 [k, m]."""
+        """Self [k, n], indices I32 [m] give F32 [k, m]; a batch of both: [k, n, b] and [m, b] give [k, m, b]."""
 
     def set_rows(self, source: Self, indices: Self) -> Self:
         """Write source F32 [k, m] to the rows named by indices I64 [m], converting; the result must enter the graph."""
@@ -67,26 +80,57 @@ class Tensor(Protocol):
     def norm(self, eps: float) -> Self:
         """Each vector less its mean, over its standard deviation."""
 
+    def l2_norm(self, eps: float) -> Self:
+        """Each vector over its length, or over eps if it is shorter."""
+
     def silu(self) -> Self: ...
     def gelu(self) -> Self:
         """In the approximation by tanh."""
 
-    def swiglu(self, up: Self) -> Self:
-        """silu(self) * up"""
+    def gelu_erf(self) -> Self: ...
+    def relu(self) -> Self: ...
+    def swiglu(self, up: Self | None = None) -> Self:
+        """silu(self) * up; without up, self [2 n, m] holds both halves, the gate first."""
 
-    def geglu(self, up: Self) -> Self:
-        """gelu(self) * up"""
+    def geglu(self, up: Self | None = None) -> Self:
+        """gelu(self) * up, or of both halves as swiglu."""
+
+    def swiglu_clamped(self, up: Self, alpha: float, limit: float) -> Self:
+        """Give g * sigmoid(alpha * g) * (u + 1), with g = min(self, limit) and u = up within ±limit."""
 
     def tanh(self) -> Self: ...
+    def sigmoid(self) -> Self: ...
+    def exp(self) -> Self: ...
+    def softplus(self) -> Self: ...
+    def square(self) -> Self: ...
+    def sqrt(self) -> Self: ...
+    def clamp(self, low: float, high: float) -> Self: ...
+    def softmax(self) -> Self:
+        """Over axis 0."""
+
+    def sum_rows(self) -> Self:
+        """The sum over axis 0, which gets the length 1."""
+
+    def cumsum(self) -> Self:
+        """Running sums along axis 0."""
+
+    def top_k(self, k: int) -> Self:
+        """Indices I32 [k, n] of the largest values of self [m, n], the largest first."""
+
+    def repeat(self, *shape: int) -> Self:
+        """To this shape of four lengths, each a multiple of self's."""
 
     def rope(self, positions: Self, options: RopeOptions, factors: Self | None = None) -> Self:
         """Self [head_dim, n_heads, n], positions I32 [n]; factors F32 [n_dims/2] divide the frequencies."""
 
-    def flash_attention(self, key: Self, value: Self, mask: Self, scale: float, softcap: float = 0.0) -> Self:
+    def flash_attention(
+        self, key: Self, value: Self, mask: Self, scale: float, softcap: float = 0.0, sinks: Self | None = None
+    ) -> Self:
         """Softmax(scale * K·q + mask)·V, fused; a softcap c bends scores s to c * tanh(s / c).
 
         Shapes: self [head_dim, n, n_heads, s], key and value [head_dim, m, n_kv_heads, s], mask F16 [m, n, 1, s];
-        the result is [head_dim, n_heads, n, s].
+        the result is [head_dim of value, n_heads, n, s]. Sinks F32 [n_heads] are scores that take part in the softmax
+        and stand for no key.
         """
 
     def reshape(self, *shape: int) -> Self: ...
@@ -97,6 +141,9 @@ class Tensor(Protocol):
     def cast(self, dtype: DType) -> Self: ...
     def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Self:
         """Part of the same memory; strides (of axes 1 and up) and offset in bytes."""
+
+    def pad(self, a: int, b: int = 0, c: int = 0, d: int = 0) -> Self:
+        """So many zeros more at the end of each axis."""
 
     def copy_to(self, target: Self) -> Self:
         """Copy into target, converting; the result must enter the graph."""

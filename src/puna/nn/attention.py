@@ -10,20 +10,29 @@ from puna.ml.tensor import Tensor
 
 
 def attention(
-    ctx: Context, query: Tensor, key: Tensor, value: Tensor, cache: Cache, scale: float, *, softcap: float = 0.0
+    ctx: Context,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: Cache,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Store the batch's keys and values, then let every row attend to its own sequence.
 
-    Shapes: query [head_dim, n_heads, n], key and value [head_dim, n_kv_heads, n]; the result is [head_dim * n_heads, n].
+    Shapes: query [head_dim, n_heads, n], key [head_dim, n_kv_heads, n], value [head_dim_v, n_kv_heads, n], sinks
+    [n_heads]; the result is [head_dim_v * n_heads, n].
     """
     for tensor in (query, key, value):
         ctx.forward(tensor)  # keeps the products together, before the cache is written
     cache.put(ctx, key, value)
-    parts = [_attend(query, attended, scale, softcap) for attended in cache.get(ctx)]
+    parts = [_attend(query, attended, scale, softcap, sinks) for attended in cache.get(ctx)]
     return reduce(lambda a, b: a.concat(b, 1), parts)
 
 
-def _attend(query: Tensor, to: Attended, scale: float, softcap: float) -> Tensor:
+def _attend(query: Tensor, to: Attended, scale: float, softcap: float, sinks: Tensor | None) -> Tensor:
     head_dim, n_heads, _, _ = query.shape
     token_bytes = 4 * head_dim * n_heads
     rows = query.view(
@@ -31,5 +40,5 @@ def _attend(query: Tensor, to: Attended, scale: float, softcap: float) -> Tensor
         (4 * head_dim, token_bytes, to.n_rows * token_bytes),
         to.begin * token_bytes,
     )
-    mixed = rows.permute(0, 2, 1, 3).flash_attention(to.key, to.value, to.mask, scale, softcap)
+    mixed = rows.permute(0, 2, 1, 3).flash_attention(to.key, to.value, to.mask, scale, softcap, sinks)
     return mixed.reshape(to.value.shape[0] * n_heads, to.n_rows * to.n_sequences)

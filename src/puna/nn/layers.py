@@ -6,27 +6,30 @@ from dataclasses import dataclass
 
 from puna.ml.backend import Use
 from puna.ml.tensor import Tensor
+from puna.nn.adapter import Adapters, adapted
 from puna.nn.declare import gguf
 
 
 @dataclass
 class Linear:
     weight: Tensor = gguf("weight", use=Use.MATRIX)
-    bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True)
+    bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True, skip=1)
+    adapters: Adapters = adapted("weight", Use.MATRIX)
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_in, n] to [n_out, n]."""
-        y = self.weight.mul_mat(x)
+        y = self.adapters.linear(self.weight.mul_mat(x), x)
         return y if self.bias is None else y + self.bias
 
 
 @dataclass
 class Embedding:
     weight: Tensor = gguf("weight", use=Use.ROWS)
+    adapters: Adapters = adapted("weight", Use.ROWS)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Tokens I32 [n] to [n_embd, n]."""
-        return self.weight.rows(tokens)
+        return self.adapters.rows(self.weight.rows(tokens), tokens)
 
 
 @dataclass

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from puna.errors import MissingTensors
+from puna.errors import FileFormatError, MissingTensors
 from puna.ml.backend import Use
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import Embedding, Linear, RMSNorm
@@ -37,10 +38,14 @@ class NamingBackend:
     def tensor(self, name: str, use: Use) -> tuple[str, Use]:
         return name, use
 
+    def low_rank(self, name: str, use: Use) -> tuple[()]:
+        return ()
+
 
 def bound(names: set[str]) -> Any:
     backend: Any = NamingBackend()
-    return bind(Weights, backend, names, {"layers": 2})
+    file: Any = SimpleNamespace(path="m.gguf", tensors={name: SimpleNamespace(shape=(4,)) for name in names})
+    return bind(Weights, backend, file, {"layers": 2})
 
 
 COMPLETE = {"token_embd.weight"} | {f"blk.{i}.{n}.weight" for i in range(2) for n in ("ffn_up", "ffn_gate", "attn_norm")}
@@ -82,3 +87,68 @@ def test_one_error_names_everything_that_is_missing() -> None:
 def test_half_of_an_optional_group_is_an_error() -> None:
     with pytest.raises(MissingTensors, match=r"blk\.0\.ffn_gate\.weight"):
         bound((COMPLETE - {"blk.0.ffn_gate.weight"}) | {"blk.0.ffn_gate.bias"})
+
+
+@dataclass
+class Pair:
+    up: Linear = gguf("up", dims="embd 2*ff")
+    down: Linear = gguf("down", dims="ff embd")
+
+
+@dataclass
+class Single:
+    packed: Linear = gguf("packed", dims="embd 3*embd")
+
+
+@dataclass
+class Part:
+    body: Pair | Single
+    norm: RMSNorm = gguf("norm", dims="embd")
+
+
+@dataclass
+class Stack:
+    parts: list[Part] = gguf("blk")
+
+
+def shaped(shapes: dict[str, tuple[int, ...]], n: int = 1) -> Any:
+    backend: Any = NamingBackend()
+    file: Any = SimpleNamespace(path="m.gguf", tensors={name: SimpleNamespace(shape=s) for name, s in shapes.items()})
+    return bind(Stack, backend, file, {"parts": n}, {"embd": 8})
+
+
+PAIR: dict[str, tuple[int, ...]] = {
+    "blk.0.up.weight": (8, 20),
+    "blk.0.up.bias": (20,),
+    "blk.0.down.weight": (10, 8),
+    "blk.0.norm.weight": (8,),
+}
+
+
+def test_the_file_decides_between_kinds_of_groups() -> None:
+    assert isinstance(shaped(PAIR).parts[0].body, Pair)
+    assert isinstance(shaped({"blk.0.packed.weight": (8, 24), "blk.0.norm.weight": (8,)}).parts[0].body, Single)
+
+
+def test_an_axis_that_no_option_knows_has_one_length_in_a_layer_and_perhaps_another_in_the_next() -> None:
+    second = {"blk.1.up.weight": (8, 12), "blk.1.down.weight": (6, 8), "blk.1.norm.weight": (8,)}
+    assert len(shaped(PAIR | second, 2).parts) == 2
+    with pytest.raises(FileFormatError, match=r"blk\.1\.down\.weight has the shape \[10, 8\].* calls for \[6, 8\]"):
+        shaped(PAIR | second | {"blk.1.down.weight": (10, 8)}, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("blk.0.norm.weight", (9,)),
+        ("blk.0.up.weight", (8, 21)),  # not a multiple of 2
+        ("blk.0.up.weight", (8, 20, 2)),
+        ("blk.0.up.bias", (8,)),
+        ("blk.0.down.weight", (8, 10)),
+        ("blk.0.up.weight", (160,)),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(FileFormatError, match=r"m\.gguf: tensor blk\.0\.") as caught:
+        shaped(PAIR | {name: shape})
+    assert "calls for" in str(caught.value)

@@ -32,12 +32,28 @@ class GGMLTensor:
         graph = self.graph or other.graph
         return GGMLTensor(ggml().ggml_mul(graph, self.address, other.address), graph)
 
-    def scale(self, factor: float) -> GGMLTensor:
+    def __sub__(self, other: GGMLTensor) -> GGMLTensor:
+        graph = self.graph or other.graph
+        return GGMLTensor(ggml().ggml_sub(graph, self.address, other.address), graph)
+
+    def __truediv__(self, other: GGMLTensor) -> GGMLTensor:
+        graph = self.graph or other.graph
+        return GGMLTensor(ggml().ggml_div(graph, self.address, other.address), graph)
+
+    def scale(self, factor: float, bias: float = 0.0) -> GGMLTensor:
+        if bias:
+            return GGMLTensor(ggml().ggml_scale_bias(self.graph, self.address, factor, bias), self.graph)
         return GGMLTensor(ggml().ggml_scale(self.graph, self.address, factor), self.graph)
 
     def mul_mat(self, x: GGMLTensor) -> GGMLTensor:
         graph = x.graph or self.graph
         return GGMLTensor(ggml().ggml_mul_mat(graph, self.address, x.address), graph)
+
+    def mul_mat_id(self, x: GGMLTensor, experts: GGMLTensor) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_mul_mat_id(x.graph, self.address, x.address, experts.address), x.graph)
+
+    def add_id(self, bias: GGMLTensor, experts: GGMLTensor) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_add_id(self.graph, self.address, bias.address, experts.address), self.graph)
 
     def rows(self, indices: GGMLTensor) -> GGMLTensor:
         graph = indices.graph
@@ -53,20 +69,72 @@ class GGMLTensor:
     def norm(self, eps: float) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_norm(self.graph, self.address, eps), self.graph)
 
+    def l2_norm(self, eps: float) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_l2_norm(self.graph, self.address, eps), self.graph)
+
     def silu(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_silu(self.graph, self.address), self.graph)
 
     def gelu(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_gelu(self.graph, self.address), self.graph)
 
-    def swiglu(self, up: GGMLTensor) -> GGMLTensor:
+    def gelu_erf(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_gelu_erf(self.graph, self.address), self.graph)
+
+    def relu(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_relu(self.graph, self.address), self.graph)
+
+    def swiglu(self, up: GGMLTensor | None = None) -> GGMLTensor:
+        if up is None:
+            return GGMLTensor(ggml().ggml_swiglu(self.graph, self.address), self.graph)
         return GGMLTensor(ggml().ggml_swiglu_split(self.graph, self.address, up.address), self.graph)
 
-    def geglu(self, up: GGMLTensor) -> GGMLTensor:
+    def geglu(self, up: GGMLTensor | None = None) -> GGMLTensor:
+        if up is None:
+            return GGMLTensor(ggml().ggml_geglu(self.graph, self.address), self.graph)
         return GGMLTensor(ggml().ggml_geglu_split(self.graph, self.address, up.address), self.graph)
+
+    def swiglu_clamped(self, up: GGMLTensor, alpha: float, limit: float) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_swiglu_oai(self.graph, self.address, up.address, alpha, limit), self.graph)
 
     def tanh(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_tanh(self.graph, self.address), self.graph)
+
+    def sigmoid(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_sigmoid(self.graph, self.address), self.graph)
+
+    def exp(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_exp(self.graph, self.address), self.graph)
+
+    def softplus(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_softplus(self.graph, self.address), self.graph)
+
+    def square(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_sqr(self.graph, self.address), self.graph)
+
+    def sqrt(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_sqrt(self.graph, self.address), self.graph)
+
+    def clamp(self, low: float, high: float) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_clamp(self.graph, self.address, low, high), self.graph)
+
+    def softmax(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_soft_max(self.graph, self.address), self.graph)
+
+    def sum_rows(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_sum_rows(self.graph, self.address), self.graph)
+
+    def cumsum(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_cumsum(self.graph, self.address), self.graph)
+
+    def top_k(self, k: int) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_argsort_top_k(self.graph, self.address, k), self.graph)
+
+    def repeat(self, *shape: int) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_repeat_4d(self.graph, self.address, *shape), self.graph)
+
+    def pad(self, a: int, b: int = 0, c: int = 0, d: int = 0) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_pad(self.graph, self.address, a, b, c, d), self.graph)
 
     def rope(self, positions: GGMLTensor, options: RopeOptions, factors: GGMLTensor | None = None) -> GGMLTensor:
         o = options
@@ -90,11 +158,19 @@ class GGMLTensor:
         )
 
     def flash_attention(
-        self, key: GGMLTensor, value: GGMLTensor, mask: GGMLTensor, scale: float, softcap: float = 0.0
+        self,
+        key: GGMLTensor,
+        value: GGMLTensor,
+        mask: GGMLTensor,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: GGMLTensor | None = None,
     ) -> GGMLTensor:
         operands = (self.address, key.address, value.address, mask.address)
         node = ggml().ggml_flash_attn_ext(self.graph, *operands, scale, 0.0, softcap)
         ggml().ggml_prec_set_acc(node, PREC_F32)
+        if sinks is not None:
+            ggml().ggml_flash_attn_ext_add_sinks(node, sinks.address)
         return GGMLTensor(node, self.graph)
 
     def reshape(self, *shape: int) -> GGMLTensor:

@@ -122,6 +122,10 @@ class Weights:
         if use is Use.MATRIX:
             other = g.ggml_new_tensor_2d(self._scratch, TYPE_F32, info.shape[0], 512)
             node = g.ggml_mul_mat(self._scratch, weight, other)
+        elif use is Use.EXPERTS:
+            other = g.ggml_new_tensor_3d(self._scratch, TYPE_F32, info.shape[0], 1, 512)
+            ids = g.ggml_new_tensor_2d(self._scratch, TYPE_I32, 1, 512)
+            node = g.ggml_mul_mat_id(self._scratch, weight, other, ids)
         elif use is Use.ROWS:
             other = g.ggml_new_tensor_1d(self._scratch, TYPE_I32, 512)
             node = g.ggml_get_rows(self._scratch, weight, other)

@@ -126,7 +126,7 @@ class Gemma2:
         self.n_ctx_train = file.metadata.integer("context_length", 0)
         check_shapes(file, _shapes(file, self.options))
         self.n_vocab = (*found_shape(file, "token_embd.weight"), 0, 0)[1]
-        self.weights = bind(Weights, backend, set(file.tensors), {"layers": self.options.n_layers})
+        self.weights = bind(Weights, backend, file, {"layers": self.options.n_layers})
 
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
         o, w = self.options, self.weights

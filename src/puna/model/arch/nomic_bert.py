@@ -102,7 +102,7 @@ class NomicBert:
         self.n_ctx_train = file.metadata.integer("context_length", 0)
         _check_shapes(file, self.options)
         self.n_vocab = file.tensors["token_embd.weight"].shape[1] if "token_embd.weight" in file.tensors else 0
-        self.weights = bind(Weights, backend, set(file.tensors), {"layers": self.options.n_layers})
+        self.weights = bind(Weights, backend, file, {"layers": self.options.n_layers})
 
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
         """Hidden states [n_embd, n_outputs]."""

@@ -1,0 +1,204 @@
+"""What all stacks of layers that predict the next token have in common; an architecture adds its options and its layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from puna.errors import FileFormatError
+from puna.gguf.reader import GGUFFile
+from puna.kvcache.cache import Cache, Limits
+from puna.kvcache.causal import ALL, CausalCache
+from puna.kvcache.layered import LayeredCache
+from puna.kvcache.reach import Reach
+from puna.ml.backend import Backend, Context, Use
+from puna.ml.tensor import DType, RopeOptions, Tensor
+from puna.model.model import Inputs
+from puna.model.pooling import Pooling, pooling_of
+from puna.model.rope import rope_options
+from puna.nn.declare import bind, gguf
+
+MAX_LAYERS = 2048
+
+
+@dataclass(frozen=True)
+class DecoderOptions:
+    """What every architecture's metadata states. A family's own options extend it: their fields have defaults, and their
+    ``read`` is ``replace(super().read(file), window=...)``.
+    """
+
+    n_layers: int
+    n_embd: int
+    n_heads: list[int]  # per layer; 0: no attention
+    n_kv_heads: list[int]  # per layer
+    head_dim: int  # of queries and keys
+    head_dim_v: int
+    eps: float  # of the norms
+    scale: float  # of the dot products
+    rope: RopeOptions
+
+    is_neox: ClassVar[bool] = True  # which dimensions the family's rotation pairs
+
+    @classmethod
+    def read(cls, file: GGUFFile) -> Self:
+        """Errors: FileFormatError naming what does not fit."""
+        meta = file.metadata
+        n_layers, n_embd = meta.integer("block_count"), meta.integer("embedding_length")
+        if not (1 <= n_layers <= MAX_LAYERS and n_embd >= 1):
+            raise FileFormatError(f"{file.path}: {n_layers} layers, {n_embd} wide is no model")
+        n_heads = meta.per_layer("attention.head_count", n_layers)
+        n_kv_heads = meta.per_layer("attention.head_count_kv", n_layers, 0) if meta.has("attention.head_count_kv") else n_heads
+        most, is_stated = max(n_heads), meta.has("attention.key_length")
+        if most < 1 or (not is_stated and n_embd % most):
+            raise FileFormatError(f"{file.path}: {n_embd} values do not divide into {most} heads")
+        head_dim = meta.integer("attention.key_length", n_embd // most)
+        head_dim_v = meta.integer("attention.value_length", head_dim)
+        for layer, (heads, kv_heads) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
+            if min(heads, kv_heads) < 0 or (kv_heads and heads % kv_heads) or (heads and not kv_heads):
+                raise FileFormatError(f"{file.path}: layer {layer}: {heads} heads cannot share {kv_heads} key/value heads")
+        if min(head_dim, head_dim_v) < 1:
+            raise FileFormatError(f"{file.path}: heads of {head_dim} and {head_dim_v} values")
+        return cls(
+            n_layers=n_layers,
+            n_embd=n_embd,
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            eps=norm_eps(file),
+            scale=meta.number("attention.scale", 0.0) or head_dim**-0.5,
+            rope=rope_options(file, n_dims=head_dim, neox=cls.is_neox),
+        )
+
+    def dims(self, layer: int) -> dict[str, int]:
+        """Lengths of this layer's axes, by the names that weights are declared with."""
+        heads, kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
+        q, k, v = heads * self.head_dim, kv_heads * self.head_dim, kv_heads * self.head_dim_v
+        mixed = heads * self.head_dim_v
+        return {"q": q, "k": k, "v": v, "qkv": q + k + v, "mixed": mixed, "head": self.head_dim, "heads": heads}
+
+
+def norm_eps(file: GGUFFile) -> float:
+    meta = file.metadata
+    keys = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+    eps = meta.number(next((key for key in keys if meta.has(key)), keys[0]))
+    if not (math.isfinite(eps) and eps >= 0):
+        raise FileFormatError(f"{file.path}: norms cannot use the epsilon {eps}")
+    return eps
+
+
+@dataclass
+class RopeFactors:
+    """Divisors of the rotation's frequencies: Llama 3.1's, or one set each for short and long contexts (LongRoPE)."""
+
+    always: Tensor | None = gguf("rope_freqs.weight", dims="pairs", use=Use.VECTOR, optional=True)
+    long: Tensor | None = gguf("rope_factors_long.weight", dims="pairs", use=Use.VECTOR, optional=True)
+    short: Tensor | None = gguf("rope_factors_short.weight", dims="pairs", use=Use.VECTOR, optional=True)
+
+    def choose(self, n_ctx: int, original_ctx: int) -> Tensor | None:
+        return self.always or (self.long if n_ctx > original_ctx else self.short)
+
+
+@dataclass
+class Step:
+    """A graph being built, at one layer."""
+
+    ctx: Context
+    inputs: Inputs
+    cache: Cache
+    factors: Tensor | None  # of the rotation
+    layer: int = 0
+    is_last: bool = False
+    is_selected: bool = False  # only the rows whose logits are wanted are left
+
+    def outputs_only(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """In the last layer the rows whose logits are wanted; a layer calls it once its rows no longer need each other."""
+        if not self.is_last or self.inputs.outputs is None:
+            return tensors
+        self.is_selected = True
+        return tuple(tensor.rows(self.inputs.outputs) for tensor in tensors)
+
+
+OptionsT = TypeVar("OptionsT", bound=DecoderOptions)
+
+
+class Decoder(Generic[OptionsT]):
+    """Embedding, layers, norm, head. *Options* and *Weights* are the family's.
+
+    Weights have the fields embedding, layers, output_norm, output, and factors if positions may be stretched; a layer is
+    called as ``layer(x, step, options)`` with x [n_embd, n].
+    """
+
+    Options: type[OptionsT]
+    Weights: type[Any]
+    nodes_per_layer = 48  # at most, besides what each group of sequences that attends on its own takes
+
+    def __init__(self, file: GGUFFile, backend: Backend, n_ctx: int) -> None:
+        o = self.options = self.Options.read(file)
+        self.n_ctx_train = file.metadata.integer("context_length", 0)
+        self.embeds = pooling_of(file) is not Pooling.NONE
+        dims = {"embd": o.n_embd, "pairs": o.rope.n_dims // 2}
+        w = self.weights = bind(self.Weights, backend, file, {"layers": o.n_layers}, dims, o.dims)
+        self.n_vocab = file.tensors["token_embd.weight"].shape[1]
+        factors = getattr(w, "factors", None)
+        self.factors: Tensor | None = factors.choose(n_ctx, o.rope.original_ctx) if factors else None
+
+    def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
+        """Logits [n_vocab, n_outputs]; of a model that embeds, hidden states [n_embd, n_outputs]."""
+        o, w = self.options, self.weights
+        step = Step(ctx, inputs, cache, self.factors)
+        x = self.embed(inputs)
+        for i, layer in enumerate(w.layers):
+            step.layer, step.is_last = i, i == o.n_layers - 1
+            cache.layer(i)
+            x = layer(x, step, o)
+        if not step.is_selected:
+            (x,) = step.outputs_only(x)
+        hidden = w.output_norm(x, o.eps)
+        return hidden if self.embeds else self.head(hidden)
+
+    def embed(self, inputs: Inputs) -> Tensor:
+        """The first layer's input, [n_embd, n]."""
+        embedded: Tensor = self.weights.embedding(inputs.tokens)
+        return embedded
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of the last layer's normalised output."""
+        logits: Tensor = self.weights.output(hidden)
+        return logits
+
+    def reach(self, layer: int) -> Reach:
+        """How far back a layer's rows see."""
+        return ALL
+
+    def shift(self, layer: int, keys: Tensor, changes: Tensor) -> Tensor:
+        """Cached keys [head_dim, n_kv_heads, m] turned by changes of their positions, I32 [m]."""
+        return keys.rope(changes, self.options.rope.rotation, self.factors)
+
+    def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
+        o = self.options
+        reaches = [self.reach(i) for i in range(o.n_layers)]
+        kinds = sorted(set(reaches), key=reaches.index)
+        choice = [kinds.index(reach) for reach in reaches]
+
+        def part(kind: int) -> CausalCache:
+            heads: Sequence[int] = [n if k == kind else 0 for n, k in zip(o.n_kv_heads, choice, strict=True)]
+            return CausalCache(
+                backend,
+                limits,
+                n_kv_heads=heads,
+                head_dim_k=o.head_dim,
+                head_dim_v=o.head_dim_v,
+                dtype=dtype,
+                shift=self.shift,
+                reach=kinds[kind],
+            )
+
+        parts = [part(kind) for kind in range(len(kinds))]
+        return parts[0] if len(parts) == 1 else LayeredCache(parts, choice, limits.max_sequences)
+
+    def max_nodes(self, limits: Limits) -> int:
+        # Each group of sequences that attends on its own takes another 7 nodes in each layer.
+        return 64 + self.options.n_layers * (self.nodes_per_layer + 8 * limits.max_sequences)

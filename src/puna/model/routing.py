@@ -1,0 +1,44 @@
+"""Mixtures of experts as GGUF files state them."""
+
+from __future__ import annotations
+
+import math
+
+from puna.errors import FileFormatError
+from puna.gguf.reader import GGUFFile
+from puna.nn.experts import Gating, Routing
+
+
+def routing_of(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = Gating.SOFTMAX) -> Routing | None:
+    """Read ``expert_*``; the arguments are the family's ways where the file states none. None: no experts.
+
+    Errors: FileFormatError for numbers that no router can use.
+    """
+    meta = file.metadata
+    n_experts, n_used = meta.integer("expert_count", 0), meta.integer("expert_used_count", 0)
+    if not n_experts:
+        if any(name.endswith("_exps.weight") for name in file.tensors):
+            raise FileFormatError(f"{file.path}: there are experts, but {file.architecture}.expert_count does not say how many")
+        return None
+    if not 1 <= n_used <= n_experts <= 4096:
+        raise FileFormatError(f"{file.path}: {n_used} of {n_experts} experts cannot be used")
+    scale = meta.number("expert_weights_scale", 1.0)
+    n_groups, n_groups_used = meta.integer("expert_group_count", 0) or 1, meta.integer("expert_group_used_count", 0) or 1
+    if not 1 <= n_groups_used <= n_groups or n_experts % n_groups or n_experts // n_groups * n_groups_used < n_used:
+        raise FileFormatError(f"{file.path}: {n_used} of {n_experts} experts from {n_groups_used} of {n_groups} groups")
+    stated = meta.integer("expert_gating_func", 0)
+    try:
+        chosen = Gating(stated) if stated else gating
+    except ValueError:
+        raise FileFormatError(f"{file.path}: expert_gating_func {stated} is not known") from None
+    if not math.isfinite(scale):
+        raise FileFormatError(f"{file.path}: expert_weights_scale {scale} is not usable")
+    return Routing(
+        n_experts=n_experts,
+        n_used=n_used,
+        gating=chosen,
+        is_normalised=meta.boolean("expert_weights_norm", is_normalised),
+        scale=scale,
+        n_groups=n_groups,
+        n_groups_used=n_groups_used,
+    )

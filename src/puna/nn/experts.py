@@ -1,0 +1,113 @@
+"""Mixture of experts (Shazeer et al. 2017): each token goes through the few feed-forward parts that a router picks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import reduce
+
+from puna.ml.backend import Context, Use
+from puna.ml.tensor import Tensor
+from puna.nn.adapter import Adapters, adapted
+from puna.nn.declare import gguf
+from puna.nn.layers import Linear
+
+# The sum of weights that others are divided by is at least this, the smallest normal F16 (as in llama.cpp).
+_SMALLEST_SUM = 2.0**-14
+
+
+class Gating(Enum):
+    """How the router's scores become probabilities; the numbers are those of ``expert_gating_func``."""
+
+    SOFTMAX = 1  # over all experts
+    SIGMOID = 2
+    SOFTMAX_OF_CHOSEN = 3  # the best scores win, the softmax is over those alone
+
+
+@dataclass(frozen=True)
+class Routing:
+    n_experts: int
+    n_used: int
+    gating: Gating = Gating.SOFTMAX
+    is_normalised: bool = False  # the chosen ones' weights are divided by their sum
+    scale: float = 1.0  # on the weights
+    n_groups: int = 1  # experts stand in so many groups of equal size (DeepSeek-AI 2024),
+    n_groups_used: int = 1  # of which only the best may be chosen from
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    return gate.swiglu(up)
+
+
+@dataclass
+class ExpertLinear:
+    """A matrix of each expert, [n_in, n_out, n_experts]."""
+
+    weight: Tensor = gguf("weight", use=Use.EXPERTS)
+    bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True, skip=1)
+    adapters: Adapters = adapted("weight", Use.EXPERTS)
+
+    def __call__(self, x: Tensor, experts: Tensor) -> Tensor:
+        """X [n_in, n_used or 1, n], experts I32 [n_used, n]: [n_out, n_used, n]."""
+        y = self.adapters.experts(self.weight.mul_mat_id(x, experts), x, experts)
+        return y if self.bias is None else y.add_id(self.bias, experts)
+
+
+@dataclass
+class Experts:
+    """Routed, gated experts, without those that all tokens go through."""
+
+    router: Linear = gguf("ffn_gate_inp", dims="embd experts")
+    gate: ExpertLinear = gguf("ffn_gate_exps", dims="embd ff_expert experts")
+    up: ExpertLinear = gguf("ffn_up_exps", dims="embd ff_expert experts")
+    down: ExpertLinear = gguf("ffn_down_exps", dims="ff_expert embd experts")
+    selection_bias: Tensor | None = gguf("exp_probs_b.bias", dims="experts", use=Use.VECTOR, optional=True)
+
+    def __call__(
+        self, ctx: Context, x: Tensor, routing: Routing, activation: Callable[[Tensor, Tensor], Tensor] = gated
+    ) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]; activation combines gate and up, [n_ff, n_used, n] each."""
+        experts, weights = choose(ctx, self.router(x), routing, self.selection_bias)
+        each = x.reshape(x.shape[0], 1, x.shape[1])
+        hidden = activation(self.gate(each, experts), self.up(each, experts))
+        return weighted_sum(ctx, self.down(hidden, experts), weights)
+
+
+def choose(ctx: Context, scores: Tensor, routing: Routing, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The experts of each token, I32 [n_used, n], and their weights, [1, n_used, n]; scores [n_experts, n].
+
+    A selection bias takes part in the choice but not in the weights (DeepSeek-V3).
+    """
+    n_tokens, n_used = scores.shape[1], routing.n_used
+    if routing.gating is Gating.SOFTMAX:
+        probabilities = scores.softmax()
+    elif routing.gating is Gating.SIGMOID:
+        probabilities = scores.sigmoid()
+    else:
+        probabilities = scores
+    ranking = probabilities if selection_bias is None else probabilities + selection_bias
+    experts = ranking.top_k(n_used)
+    weights = probabilities.reshape(1, routing.n_experts, n_tokens).rows(experts)
+    if routing.gating is Gating.SOFTMAX_OF_CHOSEN:
+        weights = weights.reshape(n_used, n_tokens).softmax().reshape(1, n_used, n_tokens)
+    if routing.is_normalised:
+        flat = weights.reshape(n_used, n_tokens)
+        weights = (flat / flat.sum_rows().clamp(_SMALLEST_SUM, float("inf"))).reshape(1, n_used, n_tokens)
+    if routing.scale not in (0.0, 1.0):
+        weights = weights.scale(routing.scale)
+    ctx.forward(weights)  # before the experts, so that the library can fuse the router's steps
+    return experts, weights
+
+
+def weighted_sum(ctx: Context, outputs: Tensor, weights: Tensor) -> Tensor:
+    """Outputs [n_embd, n_used, n], weights [1, n_used, n]: their sum over the experts, [n_embd, n]."""
+    return sum_of_experts(ctx, outputs * weights)
+
+
+def sum_of_experts(ctx: Context, outputs: Tensor) -> Tensor:
+    """[n_embd, n_used, n] to [n_embd, n]."""
+    n_embd, n_used, n_tokens, _ = outputs.shape
+    ctx.forward(outputs)
+    parts = [outputs.view((n_embd, n_tokens), (4 * n_embd * n_used,), 4 * n_embd * i) for i in range(n_used)]
+    return reduce(lambda a, b: a + b, parts) if n_used > 1 else parts[0].contiguous()

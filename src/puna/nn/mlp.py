@@ -1,0 +1,28 @@
+"""The feed-forward part of a layer, gated (Shazeer 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from puna.ml.tensor import Tensor
+from puna.nn.declare import gguf
+from puna.nn.layers import Linear
+
+
+@dataclass
+class GatedMLP:
+    gate: Linear = gguf("ffn_gate", dims="embd ff")
+    up: Linear = gguf("ffn_up", dims="embd ff")
+    down: Linear = gguf("ffn_down", dims="ff embd")
+
+
+class SwiGLU(GatedMLP):
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        return self.down(self.gate(x).swiglu(self.up(x)))
+
+
+class GeGLU(GatedMLP):
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        return self.down(self.gate(x).geglu(self.up(x)))

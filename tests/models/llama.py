@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.models.row import Row, TinyFile
+
+
+def write_mixtral(path: Path, *, n_experts: int = 8, n_used: int = 2, **options: Any) -> Path:
+    file = TinyFile("llama", expert_count=n_experts, expert_used_count=n_used, **options)
+    file.ends()
+    for i in range(3):
+        prefix = f"blk.{i}"
+        file.norms(prefix, "attn_norm", "ffn_norm")
+        file.matrices(prefix, {"attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256)})
+        file.matrices(prefix, {"attn_output": (256, 256)}, gain=2.0)
+        file.experts(prefix, n_experts=n_experts, n_ff=512)
+    return file.save(path)
+
+
+MIXTRAL = Row(
+    models="Mixtral",
+    attends="everything before",
+    write=write_mixtral,
+    variants={
+        "f32": {},
+        "f16": {"dtype": "f16"},
+        "q8_0": {"dtype": "q8_0"},
+        "q4_K": {"dtype": "q4_K"},
+        "one-of-4": {"n_used": 1, "n_experts": 4},
+    },
+)

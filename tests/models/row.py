@@ -1,0 +1,120 @@
+"""A row of the table of architectures: what is written about one, and the tiny random files it is tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from puna.gguf.types import TensorType
+from puna.gguf.writer import GGUFWriter
+from tests.tiny import CHATML, RandomWeights, bpe_vocabulary, spm_vocabulary
+
+
+@dataclass(frozen=True)
+class Row:
+    """``write(path, **variant)`` writes a file; the first variant should be the plain one, in F32.
+
+    A variant whose name has "cache-q8_0" in it runs with such a cache; "dtype" is the type of the matrices.
+    """
+
+    models: str  # examples, for docs/models.md
+    attends: str  # what layers attend to, for docs/models.md
+    write: Callable[..., Path]
+    variants: Mapping[str, Mapping[str, Any]]
+    # Of the largest error over the largest logit, for files that are not quantised; every row's energy must be within 1e-3.
+    worst: float = 1e-3
+    can_shift: bool = True
+    note: str = ""  # where libllama and other engines differ: which is followed, and why
+    limits: Mapping[str, Any] = field(default_factory=dict)  # of both engines, beside n_ctx 1024 and 4 sequences
+
+
+class TinyFile:
+    """Metadata and weights of a tiny model: a byte-level BPE vocabulary (or SentencePiece) and what every model states."""
+
+    def __init__(
+        self,
+        architecture: str,
+        *,
+        seed: int = 0,
+        dtype: str = "f32",
+        n_layers: int = 3,
+        n_embd: int = 256,
+        n_heads: int = 4,
+        n_kv_heads: int = 2,
+        n_ff: int = 512,
+        n_ctx: int = 2048,
+        spm: bool = False,
+        chat_template: str | None = CHATML,
+        **metadata: Any,
+    ) -> None:
+        """*metadata* has the architecture's own keys, ``__`` for a point: ``attention__key_length=64``; None leaves one out."""
+        vocabulary = spm_vocabulary() if spm else bpe_vocabulary()
+        self.writer = GGUFWriter(architecture)
+        self.n_vocab, self.n_embd = len(vocabulary.tokens), n_embd
+        self.writer.add("general.name", f"tiny {architecture} {dtype} seed {seed}")
+        stated: dict[str, Any] = {
+            "vocab_size": self.n_vocab,
+            "context_length": n_ctx,
+            "embedding_length": n_embd,
+            "block_count": n_layers,
+            "feed_forward_length": n_ff,
+            "attention.head_count": n_heads,
+            "attention.head_count_kv": n_kv_heads,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "rope.freq_base": 10000.0,
+        }
+        stated |= {key.replace("__", "."): value for key, value in metadata.items()}
+        for key, value in stated.items():
+            if value is not None:
+                self.writer.add(f"{architecture}.{key}", value)
+        vocabulary.add_to(self.writer)
+        if chat_template is not None:
+            self.writer.add("tokenizer.chat_template", chat_template)
+        self.weights = RandomWeights(self.writer, seed, TensorType.from_name(dtype))
+
+    def ends(self, *, tied: bool = False, norm_bias: bool = False, logits_std: float = 3.0) -> None:
+        """Embedding, last norm and head."""
+        w = self.weights
+        w.matrix("token_embd.weight", self.n_vocab, self.n_embd, std=logits_std / self.n_embd**0.5 if tied else 1.0)
+        # A tied head would mostly repeat the last token, whose embedding is still in the residual; random signs undo that.
+        w.norm("output_norm.weight", self.n_embd, random_signs=tied)
+        if norm_bias:
+            w.bias("output_norm.bias", self.n_embd)
+        if not tied:
+            w.matrix("output.weight", self.n_vocab, self.n_embd, std=logits_std / self.n_embd**0.5)
+
+    def matrices(self, prefix: str, shapes: Mapping[str, tuple[int, int]], *, biases: bool = False, gain: float = 1.0) -> None:
+        """``{"attn_q": (n_out, n_in)}``; outputs keep unit size. ``biases`` adds one to each."""
+        for name, (n_out, n_in) in shapes.items():
+            self.weights.matrix(f"{prefix}.{name}.weight", n_out, n_in, std=gain / n_in**0.5)
+            if biases:
+                self.weights.bias(f"{prefix}.{name}.bias", n_out)
+
+    def norms(self, prefix: str, *names: str, n: int = 0, biases: bool = False) -> None:
+        for name in names:
+            self.weights.norm(f"{prefix}.{name}.weight", n or self.n_embd)
+            if biases:
+                self.weights.bias(f"{prefix}.{name}.bias", n or self.n_embd)
+
+    def experts(
+        self, prefix: str, *, n_experts: int, n_ff: int, biases: bool = False, names: tuple[str, ...] = ("gate", "up", "down")
+    ) -> None:
+        """A router and experts; the router's scores spread, so that both engines choose the same experts."""
+        n = self.n_embd
+        # As files have it, the router is never quantised.
+        plain = RandomWeights(self.writer, int(self.weights.random.integers(1 << 30)), TensorType.F32)
+        plain.matrix(f"{prefix}.ffn_gate_inp.weight", n_experts, n, std=2.0 / n**0.5)
+        for name in names:
+            n_out, n_in = (n, n_ff) if name == "down" else (n_ff, n)
+            gain = 3.0 if name == "down" else 1.0
+            self.weights.stack(f"{prefix}.ffn_{name}_exps.weight", n_experts, n_out, n_in, std=gain / n_in**0.5)
+            if biases:
+                self.weights.bias_rows(f"{prefix}.ffn_{name}_exps.bias", n_experts, n_out)
+        if biases:
+            self.weights.bias(f"{prefix}.ffn_gate_inp.bias", n_experts)
+
+    def save(self, path: str | Path) -> Path:
+        self.writer.write(path)
+        return Path(path)

@@ -1,0 +1,151 @@
+"""One contract for every architecture: logits of both engines on the same tiny random file, in every scenario.
+
+Rows that differ by the order of a sum differ in the third digit, since flash attention on the CPU sums values in F16;
+see tests/models/row.py for the bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from puna.kvcache.cache import NotSupported, resume_point
+from puna.native.ggml import TYPE_F16, TYPE_Q8_0
+from tests.models.row import Row
+from tests.models.table import ROWS
+from tests.oracle import Oracle
+from tests.puna_engine import PunaEngine
+
+ENERGY = 1e-3  # of the error over the reference's
+
+
+@dataclass
+class Pair:
+    puna: PunaEngine
+    oracle: Oracle
+    row: Row
+    is_rounded: bool  # quantised weights or keys: activations may round to another step where a batch is cut differently
+
+    @property
+    def n_vocab(self) -> int:
+        return self.puna.n_vocab
+
+    def both(self, tokens: Any, positions: Any, sequences: Any, outputs: Any) -> None:
+        """One step of both, and the comparison."""
+        ours = self.puna.decode(tokens, positions, sequences, outputs)
+        self.compare(ours, self.oracle.decode(tokens, positions, sequences, outputs))
+        self.puna.cache.check_integrity()
+
+    def compare(self, ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> None:
+        assert np.isfinite(theirs).all()
+        assert ((ours - theirs) ** 2).sum() / (theirs**2).sum() <= ENERGY
+        if not self.is_rounded:
+            worst = np.abs(ours - theirs).max()
+            assert worst / np.abs(theirs).max() <= self.row.worst
+            # The same greedy choice, unless libllama holds both for equally likely within that error.
+            chosen = np.take_along_axis(theirs, ours.argmax(-1, keepdims=True), -1)[:, 0]
+            assert (chosen >= theirs.max(-1) - 2 * worst).all()
+
+    def prefill(self, ids: list[int], sequence: int = 0, begin: int = 0, chunk: int = 128) -> None:
+        for start in range(0, len(ids), chunk):
+            part = ids[start : start + chunk]
+            n = len(part)
+            self.both(part, range(begin + start, begin + start + n), [sequence] * n, sorted({0, n // 2, n - 1}))
+
+    def forget(self, sequence: int = -1, begin: int = 0) -> None:
+        self.puna.forget(sequence, begin)
+        self.oracle.forget(sequence, begin)
+
+
+CASES = [(name, variant) for name, row in ROWS.items() for variant in row.variants]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}", scope="module")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    name, variant = request.param
+    row = ROWS[name]
+    path = row.write(tmp_path_factory.mktemp("tiny") / "model.gguf", seed=5, **row.variants[variant])
+    cache_type = TYPE_Q8_0 if "cache-q8_0" in variant else TYPE_F16
+    limits: dict[str, Any] = {"n_ctx": 1024, "n_sequences": 4, "cache_type": cache_type, **row.limits}
+    with PunaEngine(path, **limits) as puna, Oracle(path, **limits) as oracle:
+        is_rounded = cache_type != TYPE_F16 or any(t.type.is_quantized for t in puna.backend.file.tensors.values())
+        yield Pair(puna, oracle, row, is_rounded)
+
+
+@pytest.fixture(autouse=True)
+def _empty_caches(pair: Pair) -> None:
+    pair.forget()
+
+
+def tokens(count: int, seed: int, n_vocab: int) -> list[int]:
+    picked: list[int] = np.random.default_rng(seed).integers(3, n_vocab, count).tolist()
+    return picked
+
+
+def test_prefill_every_row(pair: Pair) -> None:
+    pair.both(tokens(60, 1, pair.n_vocab), range(60), [0] * 60, range(60))
+
+
+def test_prefill_in_chunks(pair: Pair) -> None:
+    ids = tokens(430, 2, pair.n_vocab)
+    pair.prefill(ids[:300])
+    pair.prefill(ids[300:], begin=300, chunk=50)
+
+
+def test_decode_step_by_step(pair: Pair) -> None:
+    ids = tokens(290, 3, pair.n_vocab)
+    pair.prefill(ids[:245])
+    for p in range(245, 290):
+        pair.both(ids[p : p + 1], [p], [0], [0])
+
+
+def test_three_sequences_of_different_lengths_interleaved(pair: Pair) -> None:
+    lengths = [5, 200, 90]
+    ids = [tokens(n + 60, 10 + n, pair.n_vocab) for n in lengths]
+    for s, n in enumerate(lengths):
+        pair.prefill(ids[s][:n], s)
+    for step in range(12):
+        now = [text[n + step] for text, n in zip(ids, lengths, strict=True)]
+        pair.both(now, [n + step for n in lengths], [0, 1, 2], [0, 1, 2])
+    rows = [(s, n + 12 + i) for s, (n, count) in enumerate(zip(lengths, (40, 1, 25), strict=True)) for i in range(count)]
+    pair.both([ids[s][p] for s, p in rows], [p for _, p in rows], [s for s, _ in rows], range(len(rows)))
+
+
+def test_remove_and_resume(pair: Pair) -> None:
+    ids, other = tokens(150, 6, pair.n_vocab), tokens(40, 7, pair.n_vocab)
+    pair.prefill(ids)
+    point = resume_point(pair.puna.cache, 0, 128)
+    pair.forget(0, point)
+    pair.prefill(ids[point:128] + other, begin=point)
+
+
+def test_copied_prefix(pair: Pair) -> None:
+    ids, other = tokens(200, 8, pair.n_vocab), tokens(20, 9, pair.n_vocab)
+    pair.prefill(ids[:180], 1)
+    pair.puna.cache.copy_prefix(1, 2, 180)
+    point = resume_point(pair.puna.cache, 2, 180)
+    pair.puna.forget(2, point)
+    pair.oracle.decode(ids[:180], range(180), [2] * 180, [179])
+    if point < 180:
+        pair.puna.decode(ids[point:180], range(point, 180), [2] * (180 - point), [])
+    pair.both(other + ids[180:], [*range(180, 200), *range(180, 200)], [2] * 20 + [1] * 20, range(40))
+
+
+def test_a_shifted_context_goes_on(pair: Pair) -> None:
+    puna, oracle = pair.puna, pair.oracle
+    ids, more = tokens(120, 21, pair.n_vocab), tokens(20, 22, pair.n_vocab)
+    pair.prefill(ids, 1)
+    if not pair.row.can_shift:
+        with pytest.raises(NotSupported):
+            puna.cache.remove(1, 4, 60)
+        pair.prefill(more, 1, begin=120)  # nothing has changed
+        return
+    puna.cache.remove(1, 4, 60)
+    oracle.shift(1, 4, 60)
+    puna.cache.check_integrity()
+    pair.prefill(more, 1, begin=64)
