@@ -170,6 +170,7 @@ class LoadOptions(Message, frozen=True):
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] = "f16"
     use_mmap: bool = True
     gpu_layers: list[DeviceLayers] = []
+    adapters: list[str] = []  # LoRA files that change the weights, in this order
 
 
 class LoadRequest(Message, frozen=True):

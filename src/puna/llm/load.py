@@ -6,7 +6,9 @@ Pure. Knows nothing of devices: which layers go where is decided elsewhere.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast
 
 from puna.api.options import Options
@@ -36,11 +38,18 @@ class WantedLoad:
         """
         if loaded.n_ctx < self.options.n_ctx or loaded.kv_cache_type != self.options.kv_cache_type:
             return False
+        if loaded.adapters != self.options.adapters:
+            return False
         return all(getattr(loaded, name) == getattr(self.options, name) for name in self.explicit - {"n_ctx"})
 
 
 def wanted_load(
-    options: Options, settings: Settings, *, n_ctx_train: int | None = None, max_parallel: int | None = None
+    options: Options,
+    settings: Settings,
+    *,
+    n_ctx_train: int | None = None,
+    max_parallel: int | None = None,
+    adapters: Sequence[Path] = (),
 ) -> WantedLoad:
     """Resolve the options that fix a runner's memory.
 
@@ -65,6 +74,7 @@ def wanted_load(
         n_threads=max(options.num_thread or 0, 0),
         kv_cache_type=kv_cache_type(settings),
         use_mmap=True if options.use_mmap is None else options.use_mmap,
+        adapters=[str(path) for path in adapters],
     )
     return WantedLoad(load, frozenset(name for name, is_asked in asked.items() if is_asked))
 

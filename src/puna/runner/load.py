@@ -86,9 +86,10 @@ def _open(path: Path, options: LoadOptions) -> tuple[GGMLBackend, Model, Cache, 
         layers=options.gpu_layers,
         use_mmap=options.use_mmap,
         allows=facts.allows,
+        adapters=options.adapters,
     )
     try:
-        facts.require_plain({tensor.type.ggml_name for tensor in backend.file.tensors.values()})
+        facts.require_plain({kind.ggml_name for kind in backend.tensor_types})
         n_ctx = options.n_ctx
         trained = backend.file.metadata.integer("context_length", 0)
         if 0 < trained < n_ctx:

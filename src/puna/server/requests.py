@@ -69,8 +69,6 @@ class Caller:
             raise UnsupportedModel(f"{name!r} has no weights: it is a reference to a model elsewhere")
         if model.file is None:
             read_details(model.model_path)  # raises what is wrong with the file
-        if model.adapter_paths:
-            raise UnsupportedModel(f"{name!r} needs an adapter, which is not supported yet")
         return model
 
     def unload(self, model: StoredModel) -> None:
@@ -162,7 +160,7 @@ def _job(
     return Job(
         model=model,
         options=options,
-        wanted=wanted_load(options, caller.settings, n_ctx_train=model.context_length or None),
+        wanted=wanted_load(options, caller.settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths),
         make_prompt=make_prompt,
         keep_alive=request.keep_alive,
         truncate=request.truncate,

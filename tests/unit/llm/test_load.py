@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,16 @@ def test_a_context_that_is_cut_is_told_about(caplog: pytest.LogCaptureFixture) -
     assert caplog.text == ""
     wanted_load(Options(num_ctx=1000), SETTINGS, n_ctx_train=100)
     assert "more than the model was trained for" in caplog.text
+
+
+def test_a_runner_serves_only_models_with_the_same_adapters() -> None:
+    one, two = Path("one"), Path("two")
+    wanted = wanted_load(Options(), SETTINGS, adapters=[one, two])
+    assert wanted.options.adapters == ["one", "two"]
+    assert wanted.is_served_by(wanted.options)
+    assert not wanted.is_served_by(LoadOptions())
+    assert not wanted.is_served_by(LoadOptions(adapters=["two", "one"]))
+    assert not wanted_load(Options(), SETTINGS).is_served_by(wanted.options)
 
 
 def test_models_that_compute_one_sequence_at_a_time() -> None:

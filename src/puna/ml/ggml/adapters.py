@@ -26,6 +26,7 @@ class Adapters:
         self._stack = ExitStack()
         self._changes: dict[str, list[tuple[lora.LowRank, Weights, GGUFFile]]] = {}
         self._asked: set[str] = set()
+        self.files: list[GGUFFile] = []
         self.weights: list[Weights] = []
         try:
             for path in paths:
@@ -33,6 +34,7 @@ class Adapters:
                 changes = lora.read_lora(file, model)
                 weights = place(file)
                 self._stack.callback(weights.close)
+                self.files.append(file)
                 self.weights.append(weights)
                 for change in changes:
                     self._changes.setdefault(change.weight, []).append((change, weights, file))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from puna.errors import LoadError, OutOfMemory
 from puna.gguf.reader import GGUFFile
+from puna.gguf.types import TensorType
 from puna.ml.backend import LowRank, Use
 from puna.ml.ggml.adapters import Adapters
 from puna.ml.ggml.devices import Device, cpu, devices
@@ -157,6 +158,11 @@ class GGMLBackend:
     def load(self, progress: Callable[[float], None]) -> None:
         self._adapters.load()
         self._weights.load(progress)
+
+    @property
+    def tensor_types(self) -> set[TensorType]:
+        """Of all tensors in the files."""
+        return {tensor.type for file in (self.file, *self._adapters.files) for tensor in file.tensors.values()}
 
     @property
     def _all_weights(self) -> list[Weights]:

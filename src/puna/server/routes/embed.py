@@ -110,7 +110,7 @@ async def _embed(
     if wanted.inputs and "embedding" not in model.capabilities:
         raise HTTPException(501, _UNSUPPORTED)
     options = model_options.merge(model.parameters, message.options)
-    load = wanted_load(options, caller.settings, n_ctx_train=model.context_length or None)
+    load = wanted_load(options, caller.settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
     async with caller.scheduler.acquire(model, load, message.keep_alive) as loaded:
         load_ns = time.monotonic_ns() - caller.began_ns
         if not wanted.inputs:
