@@ -136,12 +136,12 @@ def _place_on(gpus: Sequence[GPU], main: GPU | None, demand: Demand, wish: Wish,
     n = n_wanted(demand, wish)
     stacks = [_Stack(demand.layers[:-1], n)]
     if n > demand.n_blocks:
-        stacks.insert(0, _Stack(demand.layers, n))
+        stacks.append(_Stack(demand.layers, n))
     found = [_fill(tiers, room, stack, spread=wish.spread) for stack in stacks]
-    # Among equally many layers, those that take the most bytes off the CPU.
+    # Among equally many layers, those that take the most bytes off the CPU; where even those are equal, no output.
     taken = max(found, key=lambda parts: (_count(parts), sum(sum(demand.layers[p.begin : p.end]) for p in parts)))
     if is_forced and not wish.must_be_full and _count(taken) < n:
-        taken = _fill(tiers, room, stacks[0], spread=wish.spread, beyond=True)
+        taken = _fill(tiers, room, stacks[-1], spread=wish.spread, beyond=True)
     return Layout(tuple(sorted(taken, key=lambda part: part.begin)), holder if taken else "")
 
 
