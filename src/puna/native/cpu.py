@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from puna.host import MEMBERSHIP, MOUNT, control_groups
+
 # The extensions that decide which kernels the tensor library runs, as Linux names them.
 MATTERING = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512_vnni"),
@@ -104,18 +106,9 @@ def _darwin_model(sysctl: str) -> Model:
     return Model(values.get("machdep.cpu.brand_string", platform.machine()), frozenset(flags))
 
 
-def cgroup_limits(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Limits:
+def cgroup_limits(membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> Limits:
     """The tightest limits from this process's control group up to the root."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return Limits()
-    path = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if path is None:
-        return Limits()
-    group = mount / path.lstrip("/")
-    # Inside a container the path may be the host's, where only the mount's own root is visible.
-    levels = [level for level in (group, *group.parents) if level == mount or mount in level.parents]
+    levels = control_groups(membership, mount)
     cpus = [limit for level in levels if (limit := _cpu_max(level / "cpu.max")) is not None]
     memory = [limit for level in levels if (limit := _memory_max(level / "memory.max")) is not None]
     return Limits(min(cpus, default=None), min(memory, default=None))

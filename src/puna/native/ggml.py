@@ -54,6 +54,28 @@ class ggml_type_traits(ctypes.Structure):  # noqa: N801
     ]
 
 
+class ggml_backend_dev_caps(ctypes.Structure):  # noqa: N801
+    _fields_ = [
+        ("async", ctypes.c_bool),
+        ("host_buffer", ctypes.c_bool),
+        ("buffer_from_host_ptr", ctypes.c_bool),
+        ("events", ctypes.c_bool),
+        ("mmap_support", ctypes.c_bool),
+    ]
+
+
+class ggml_backend_dev_props(ctypes.Structure):  # noqa: N801
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int32),
+        ("device_id", ctypes.c_char_p),
+        ("caps", ggml_backend_dev_caps),
+    ]
+
+
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "ggml_init_params": ggml_init_params,
     "ggml_tensor": ggml_tensor,
@@ -168,6 +190,7 @@ SHORT = {
     "ggml_backend_dev_description": "s p",
     "ggml_backend_dev_type": "i p",
     "ggml_backend_dev_memory": "v ppp",
+    "ggml_backend_dev_get_props": "v pp",
     "ggml_backend_dev_backend_reg": "p p",
     "ggml_backend_dev_buffer_type": "p p",
     "ggml_backend_dev_supports_op": "b pp",

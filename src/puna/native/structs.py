@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from puna.native.ggml import ggml, ggml_init_params, ggml_tensor
+from puna.native.ggml import ggml, ggml_backend_dev_props, ggml_init_params, ggml_tensor
 
 
 def shape(tensor: int) -> tuple[int, int, int, int]:
@@ -47,6 +47,13 @@ def device_memory(device: int) -> tuple[int, int]:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml().ggml_backend_dev_memory(device, ctypes.addressof(free), ctypes.addressof(total))
     return free.value, total.value
+
+
+def device_id(device: int) -> str:
+    """Where the device sits (``0000:c1:00.0``), the same in every library that drives it; empty if that is not known."""
+    props = ggml_backend_dev_props()
+    ggml().ggml_backend_dev_get_props(device, ctypes.addressof(props))
+    return (props.device_id or b"").decode(errors="replace")
 
 
 def extra_buffer_types(device: int) -> list[int]:
