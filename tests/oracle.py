@@ -74,8 +74,11 @@ class Oracle:
         floats = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(floats, (self.n_vocab,)).copy()
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
-        """The pooled vectors of texts given as tokens, all in one batch: [n_texts, width]; made with embeddings=True."""
+    def embed(self, texts: Sequence[Sequence[int]], width: int = 0) -> npt.NDArray[np.float32]:
+        """The pooled vectors of texts given as tokens, all in one batch: [n_texts, width]; made with embeddings=True.
+
+        The width is that of hidden states, or of a rank head as many labels as it has.
+        """
         b = self._batch
         rows = [(token, position, i) for i, text in enumerate(texts) for position, token in enumerate(text)]
         b.n_tokens = len(rows)
@@ -85,7 +88,7 @@ class Oracle:
         has_cache = bool(self.lib.llama_get_memory(self.ctx))
         status = (self.lib.llama_decode if has_cache else self.lib.llama_encode)(self.ctx, b)
         assert status == 0, f"libllama could not compute the batch: {status}"
-        width = self.lib.llama_model_n_embd(self.model)
+        width = width or self.lib.llama_model_n_embd(self.model)
         pointers = [self.lib.llama_get_embeddings_seq(self.ctx, i) for i in range(len(texts))]
         floats = [ctypes.cast(address, ctypes.POINTER(ctypes.c_float)) for address in pointers]
         return np.stack([np.ctypeslib.as_array(f, (width,)).copy() for f in floats])

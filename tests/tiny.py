@@ -309,6 +309,9 @@ def write_llama(
     return Path(path)
 
 
+RANK = 4  # the pooling of cross encoders
+
+
 def write_bert(
     path: str | Path,
     *,
@@ -321,10 +324,16 @@ def write_bert(
     n_positions: int | None = None,
     nomic: bool = False,
     pooling: int | None = 1,
+    rank_dense: bool = True,
+    rank_bias: bool = True,
+    labels: list[str] | None = None,
     dtype: str = "f32",
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a sentence encoder, a BERT or a *nomic* one; *pooling* is the number GGUF files use, None writes none."""
+    """Write a sentence encoder, a BERT or a *nomic* one; *pooling* is the number GGUF files use, None writes none.
+
+    With rank pooling it is a cross encoder: *rank_dense* for a layer before the projection to one score per label.
+    """
     vocabulary = wordpiece_vocabulary()
     arch = "nomic-bert" if nomic else "bert"
     writer = GGUFWriter(arch)
@@ -347,6 +356,8 @@ def write_bert(
         writer.add(f"{arch}.rope.freq_base", 1000.0)
     writer.add("tokenizer.ggml.token_type_count", 2)
     vocabulary.add_to(writer)
+    if labels:
+        writer.add(f"{arch}.classifier.output_labels", labels)
     for key, value in (metadata or {}).items():
         writer.add(key, value)
 
@@ -361,8 +372,19 @@ def write_bert(
     weights.bias("token_embd_norm.bias", n_embd)
     for layer in range(n_layers):
         _add_bert_layer(weights, f"blk.{layer}", n_embd, n_ff, nomic)
+    if pooling == RANK:
+        _add_rank_head(plain, n_embd, len(labels or [""]), dense=rank_dense, bias=rank_bias)
     writer.write(path)
     return Path(path)
+
+
+def _add_rank_head(weights: RandomWeights, n_embd: int, n_labels: int, *, dense: bool, bias: bool) -> None:
+    if dense:
+        weights.matrix("cls.weight", n_embd, n_embd)
+        weights.bias("cls.bias", n_embd)
+    weights.matrix("cls.output.weight", n_labels, n_embd)
+    if bias:
+        weights.bias("cls.output.bias", n_labels)
 
 
 def _add_bert_layer(weights: RandomWeights, prefix: str, n_embd: int, n_ff: int, nomic: bool) -> None:

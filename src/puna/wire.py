@@ -130,6 +130,7 @@ class EmbeddingRequest(Message, frozen=True):
     truncate: bool = True  # False: an input that is too long is an error
     normalize: bool = True  # to length 1
     dimensions: int = 0  # above zero: only the first so many
+    query: str | None = None  # the inputs are judged against it: what comes back are scores, the first of each counts
     request_id: str = ""
 
 
@@ -233,6 +234,8 @@ class Discovery(Message, frozen=True):
     devices: list[Device]
     filters: dict[str, str] = {}  # environment variables that hide devices or change how they are seen
     error: str = ""  # why the devices could not be listed
+    physical_cores: int = 0
+    threads: int = 0  # a good number of computing threads: control groups may grant less than the machine has
 
 
 class Health(Message, frozen=True):

@@ -33,7 +33,17 @@ class Embedder(Protocol):
     embeds: bool
 
 
-def can_embed(model: object) -> bool:
+@runtime_checkable
+class Ranker(Protocol):
+    """An encoder that with a rank pooling in its file gives scores instead of hidden states."""
+
+    ranks: bool
+
+
+def can_pool(model: object, pooling: Pooling) -> bool:
+    """Whether the model computes what this pooling needs."""
+    if pooling is Pooling.RANK:
+        return isinstance(model, Ranker) and model.ranks
     return isinstance(model, Encoder) or (isinstance(model, Embedder) and model.embeds)
 
 

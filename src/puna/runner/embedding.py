@@ -1,4 +1,5 @@
-"""Requests for vectors: a job per request, a text per input, and the step that computes texts of several jobs together.
+"""Requests for vectors and scores: a job per request, a text per input, and the step that computes texts of several jobs
+together.
 
 To the engine a text is much like a request for an answer: it waits, gets a sequence, is computed in steps, ends. A job
 lends one text at a time to the queue, in turn with other jobs, so that a long list delays nobody by more than a batch.
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from puna.errors import BadRequest, ContextOverflow, PunaError
+from puna.gguf.reader import GGUFFile
 from puna.kvcache.batch import batch
 from puna.model.pooling import Pooling
 from puna.runner.request import Reason, Request
@@ -38,12 +40,18 @@ _SMALLEST_NORM = 1e-12
 class EmbeddingJob:
     """One request's texts and their vectors; replies once, when all are there or one has failed."""
 
-    def __init__(self, wire: EmbeddingRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit) -> None:
+    def __init__(
+        self, wire: EmbeddingRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit, separator: Sequence[int] = ()
+    ) -> None:
         if not wire.inputs:
             raise BadRequest("there is no input")
         self._wire = wire
         self._emit = emit
-        self._tokens = [tokenize(text, i, tokenizer, n_ctx, wire.truncate) for i, text in enumerate(wire.inputs)]
+        if wire.query is None:
+            self._tokens = [tokenize(text, i, tokenizer, n_ctx, wire.truncate) for i, text in enumerate(wire.inputs)]
+        else:
+            pairs = Pairs(wire.query, tokenizer, n_ctx, separator)
+            self._tokens = [pairs.tokenize(text, i, wire.truncate) for i, text in enumerate(wire.inputs)]
         self._n_tokens = sum(map(len, self._tokens))
         self._n_ctx = n_ctx
         self._n_lent = 0
@@ -71,7 +79,7 @@ class EmbeddingJob:
             return
         if 0 < self._wire.dimensions < len(vector):
             vector = vector[: self._wire.dimensions]
-        if self._wire.normalize:
+        if self._wire.normalize and self._wire.query is None:
             vector = vector / max(float(np.linalg.norm(vector)), _SMALLEST_NORM)
         self._vectors[index] = short(vector).tolist()
         self._n_missing -= 1
@@ -164,6 +172,51 @@ def tokenize(text: str | list[int], index: int, tokenizer: Tokenizer, n_ctx: int
         raise ContextOverflow(len(tokens), n_ctx)
     n_end = n_special_at_end(tokens, tokenizer.encode(text, add_special=False)) if isinstance(text, str) else 0
     return [*tokens[: n_ctx - n_end], *tokens[len(tokens) - n_end :]]
+
+
+class Pairs:
+    """Texts as a cross encoder reads them: the query, what separates the two, the text; each with its special tokens.
+
+    ``[CLS] query [SEP] text [SEP]`` of BERT and ``<s> query </s></s> text </s>`` of RoBERTa are both the query as the
+    tokenizer wraps it, *separator*, and the text without what begins a text. Control tokens written in a text are text.
+    """
+
+    def __init__(self, query: str, tokenizer: Tokenizer, n_ctx: int, separator: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._n_ctx = n_ctx
+        probe = tokenizer.encode("a", add_special=False)
+        wrapped = tokenizer.encode("a")
+        self._end = wrapped[len(wrapped) - n_special_at_end(wrapped, probe) :]
+        self._begin = wrapped[: len(wrapped) - len(probe) - len(self._end)]
+        self._middle = [*self._end, *separator]
+        self._query = self._plain(query)
+
+    def _plain(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False, parse_special=False)
+
+    def tokenize(self, text: str | list[int], index: int, truncate: bool) -> list[int]:
+        """Errors: BadRequest for tokens in a text's place; ContextOverflow."""
+        if not isinstance(text, str):
+            raise BadRequest(f"input {index} must be a text, to be judged against a query")
+        query, document = self._query, self._plain(text)
+        room = self._n_ctx - len(self._begin) - len(self._middle) - len(self._end)
+        if len(query) + len(document) > room:
+            if not truncate or room < 2:
+                raise ContextOverflow(self._n_ctx - room + len(query) + len(document), self._n_ctx)
+            query = query[: max(room // 2, room - len(document))]
+            document = document[: room - len(query)]
+        return [*self._begin, *query, *self._middle, *document, *self._end]
+
+
+def pair_separator(file: GGUFFile, tokenizer: Tokenizer) -> list[int]:
+    """What stands between query and text beside the special tokens that end a text.
+
+    A WordPiece tokenizer ends a text with the separator already; of the others the file says whether one comes on top.
+    """
+    meta = file.metadata
+    token = meta.integer("tokenizer.ggml.seperator_token_id", -1)  # so spelt in the format
+    is_asked = meta.boolean("tokenizer.ggml.add_sep_token", False) and meta.string("tokenizer.ggml.model", "") != "bert"
+    return [token] if is_asked and 0 <= token < tokenizer.n_tokens else []
 
 
 def n_special_at_end(tokens: list[int], plain: list[int]) -> int:

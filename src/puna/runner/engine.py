@@ -25,6 +25,7 @@ from puna.runner.embedding import (
     Waiting,
     embed,
     fills_no_batch,
+    pair_separator,
     schedule_whole,
     take,
 )
@@ -151,9 +152,12 @@ class Engine:
 
     def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> RequestHandle:
         loaded = self._need()
-        if loaded.pooling in (Pooling.NONE, Pooling.RANK):
+        if request.query is not None and loaded.pooling is not Pooling.RANK:
+            raise UnsupportedModel("this model does not support ranking: its file has no rank head")
+        if request.query is None and loaded.pooling in (Pooling.NONE, Pooling.RANK):
             raise UnsupportedModel("this model does not support embeddings")
-        return self._queue(EmbeddingJob(request, loaded.tokenizer, loaded.limits.n_ctx, emit))
+        separator = pair_separator(loaded.backend.file, loaded.tokenizer)
+        return self._queue(EmbeddingJob(request, loaded.tokenizer, loaded.limits.n_ctx, emit, separator))
 
     def _queue(self, request: Waiting) -> RequestHandle:
         with self._lock:

@@ -12,7 +12,7 @@ from puna.kvcache.cache import Cache, Limits
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.model.model import Model
-from puna.model.pooling import Encoder, Pooling, can_embed, pooling_of
+from puna.model.pooling import Encoder, Pooling, can_pool, pooling_of
 from puna.model.registry import open_model
 from puna.native import cpu
 from puna.native.selftest import verdict
@@ -96,8 +96,9 @@ def _open(path: Path, options: LoadOptions) -> tuple[GGMLBackend, Model, Cache, 
             log.warning("the model was trained for a context of %d tokens, not %d", trained, n_ctx)
             n_ctx = trained
         model = open_model(backend.file, backend, n_ctx)
-        if pooling_of(backend.file) is not Pooling.NONE and not can_embed(model):
-            raise UnsupportedModel(f"{path}: embeddings of a {backend.file.architecture} model are not supported yet")
+        if pooling_of(backend.file) is not Pooling.NONE and not can_pool(model, pooling_of(backend.file)):
+            what = "scores" if pooling_of(backend.file) is Pooling.RANK else "embeddings"
+            raise UnsupportedModel(f"{path}: {what} of a {backend.file.architecture} model are not supported yet")
         limits = Limits(
             max_sequences=options.n_parallel * SEQUENCES_PER_REQUEST,
             n_ctx=n_ctx,

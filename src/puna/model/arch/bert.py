@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018) as an encoder of texts: MiniLM, BGE, E5, Arctic Embed, MPNet-like sentence models, …
+"""BERT (Devlin et al. 2018) as an encoder of texts: MiniLM, BGE, E5, Arctic Embed, MPNet-like sentence models, rerankers, …
 
 Every token sees the whole text. Post-norm with LayerNorm, learned positions, biases everywhere, GELU (in ggml's
 approximation by tanh, where the original has the exact one). All tokens are of segment 0.
@@ -17,6 +17,7 @@ from puna.kvcache.uncached import Uncached
 from puna.ml.backend import Backend, Context, Use
 from puna.ml.tensor import DType, Tensor
 from puna.model.model import Inputs
+from puna.model.rank import MAX_NODES, RankHead
 from puna.model.shapes import check_shapes, found_shape
 from puna.nn.attention import attention
 from puna.nn.declare import bind, gguf
@@ -95,9 +96,10 @@ class Bert:
         _check_shapes(file, self.options, n_ctx)
         self.n_vocab = file.tensors["token_embd.weight"].shape[1] if "token_embd.weight" in file.tensors else 0
         self.weights = bind(Weights, backend, file, {"layers": self.options.n_layers})
+        self._rank = RankHead.read(file, backend, self.options.n_embd)
 
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
-        """Hidden states [n_embd, n_outputs]."""
+        """Hidden states [n_embd, n_outputs]; of a cross encoder, whose outputs are first tokens, scores [n_labels, n_outputs]."""
         o, w = self.options, self.weights
         x = w.embedding(inputs.tokens)
         if w.segments is not None:
@@ -110,13 +112,17 @@ class Bert:
                 mixed, x = mixed.rows(inputs.outputs), x.rows(inputs.outputs)
             x = layer.attention_norm(mixed + x, o.eps)
             x = layer.mlp_norm(layer.mlp(x) + x, o.eps)
-        return x
+        return x if self._rank is None else self._rank(x)
+
+    @property
+    def ranks(self) -> bool:
+        return self._rank is not None
 
     def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
         return Uncached()
 
     def max_nodes(self, limits: Limits) -> int:
-        return 64 + self.options.n_layers * 48
+        return 64 + MAX_NODES + self.options.n_layers * 48
 
 
 def _check_shapes(file: GGUFFile, o: Options, n_ctx: int) -> None:
