@@ -163,6 +163,7 @@ def test_value_types_of_files_are_numbered_as_in_the_headers() -> None:
     [
         ("ggml_log_callback", "void (*NAME)(enum ggml_log_level level, const char * text, void * user_data)"),
         ("ggml_abort_callback", "bool (*NAME)(void * data)"),
+        ("llama_progress_callback", "bool (*NAME)(float progress, void * user_data)"),
         ("ggml_to_float_t", "void (*NAME) (const void * x, float * y, int64_t k)"),
         ("ggml_backend_dev_get_extra_bufts_t", "ggml_backend_buffer_type_t * (*NAME)(ggml_backend_dev_t device)"),
     ],

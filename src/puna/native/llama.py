@@ -1,4 +1,4 @@
-"""The functions, structs and constants of libllama that Puna uses (llama.h): vocabulary, and decoding as the oracle."""
+"""The functions, structs and constants of libllama that Puna uses (llama.h): vocabulary, and decoding."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from puna.native.library import Functions, opened
 VOCAB_TYPE_NONE = 0
 LOAD_MODE_AUTO, LOAD_MODE_NONE, LOAD_MODE_MMAP = -1, 0, 1
 FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, FLASH_ATTN_ENABLED = -1, 0, 1
+POOLING_TYPE_UNSPECIFIED, POOLING_TYPE_NONE, POOLING_TYPE_RANK = -1, 0, 4
 
 _p, _i, _u, _f, _b, _z = (
     ctypes.c_void_p,
@@ -132,6 +133,14 @@ SHORT = {
     "llama_model_get_vocab": "p p",
     "llama_model_n_ctx_train": "i p",
     "llama_model_n_embd": "i p",
+    "llama_model_n_embd_out": "i p",
+    "llama_model_n_cls_out": "u p",
+    "llama_model_n_swa": "i p",
+    "llama_model_is_recurrent": "b p",
+    "llama_model_is_hybrid": "b p",
+    "llama_model_is_diffusion": "b p",
+    "llama_model_has_encoder": "b p",
+    "llama_model_has_decoder": "b p",
     "llama_n_ctx": "u p",
     "llama_vocab_type": "i p",
     "llama_vocab_n_tokens": "i p",
@@ -143,11 +152,15 @@ SHORT = {
     "llama_vocab_get_add_eos": "b p",
     "llama_token_to_piece": "i pipiib",
     "llama_set_n_threads": "v pii",
+    "llama_set_abort_callback": "v ppp",
+    "llama_get_causal_attn": "b p",
     "llama_get_memory": "p p",
     "llama_memory_clear": "v pb",
     "llama_memory_seq_rm": "b piii",
     "llama_memory_seq_cp": "v piiii",
     "llama_memory_seq_add": "v piiii",
+    "llama_memory_seq_pos_min": "i pi",
+    "llama_memory_seq_pos_max": "i pi",
     "llama_memory_can_shift": "b p",
     "llama_get_logits_ith": "p pi",
     "llama_get_embeddings_ith": "p pi",
@@ -170,6 +183,8 @@ LONG = {
     "llama_decode": "i p{llama_batch}",
     "llama_encode": "i p{llama_batch}",
     "llama_synchronize": "v p",
+    "llama_get_logits": "p p",
+    "llama_get_embeddings": "p p",
 }
 
 

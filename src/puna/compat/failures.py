@@ -1,0 +1,40 @@
+"""Why libllama refused a file, from what it said: its functions only return nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from puna.engines import WHERE_LISTED
+from puna.errors import BadRequest, LoadError, MissingTensors, OutOfMemory, PunaError, UnsupportedModel
+from puna.native.log import Line
+
+_UNKNOWN = re.compile(r"unknown model architecture: '(.*)'")
+_MISSING = re.compile(r"missing tensor '(.*)'")
+_MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|failed to reserve|bad_alloc", re.IGNORECASE)
+_CACHE_TYPE = re.compile(r"([KV] cache type .* does not divide .*)")
+_PREFIX = re.compile(r"^\w+: (error loading model: )?")
+
+# Lines that follow a failure and only say that there was one.
+_ECHOES = ("failed to load model", "failed to initialize the context", "llama_model_load_from_file_impl")
+
+
+def why(path: str, lines: Sequence[Line]) -> PunaError:
+    """The error that these lines of the log stand for."""
+    complaints = [line.text for line in lines if line.is_complaint]
+    text = "\n".join(complaints)
+    if found := _UNKNOWN.search(text):
+        return UnsupportedModel(f"{path}: no engine runs the architecture {found[1]!r}, libllama neither; {WHERE_LISTED}")
+    if found := _MISSING.search(text):
+        return MissingTensors([found[1]])
+    if found := _CACHE_TYPE.search(text):
+        return BadRequest(f"{path}: {found[1]}")
+    if _MEMORY.search(text):
+        return OutOfMemory(f"{path}: {_last(complaints)}")
+    return LoadError(f"libllama cannot load {path}: {_last(complaints)}")
+
+
+def _last(complaints: Sequence[str]) -> str:
+    """The last complaint that gives a reason."""
+    reasons = [_PREFIX.sub("", line) for line in complaints if not any(echo in line for echo in _ECHOES)]
+    return (reasons or [_PREFIX.sub("", line) for line in complaints] or ["it did not say why"])[-1]

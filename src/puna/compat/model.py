@@ -1,0 +1,247 @@
+"""A model file that libllama runs: looked at first, then loaded.
+
+The look is a dry load: libllama reads the file's head, plans everything and takes no memory. What it refuses it refuses
+there, with its reasons, and what it would take is known before it is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from puna.compat.cache import AttentionCache, StateCache
+from puna.compat.failures import why
+from puna.compat.sizes import memory_report, read_sizes
+from puna.compat.step import Forward
+from puna.errors import LoadError, UnsupportedModel
+from puna.gguf.lora import read_lora
+from puna.gguf.reader import GGUFFile
+from puna.kvcache.cache import Limits
+from puna.kvcache.uncached import Uncached
+from puna.ml.ggml.devices import devices
+from puna.native.decoder import MAX_DEVICES, MAX_SEQUENCES, Context, ContextOptions, Model, Placement
+from puna.native.llama import POOLING_TYPE_NONE, POOLING_TYPE_RANK, POOLING_TYPE_UNSPECIFIED
+from puna.native.log import captured
+from puna.native.structs import AbortFlag
+from puna.wire import DeviceLayers, MemoryReport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """*pooling* as GGUF numbers it, 0 for a model that generates text."""
+
+    n_threads: int
+    cache_type: int  # ggml_type of keys and values
+    pooling: int = POOLING_TYPE_NONE
+    use_mmap: bool = True
+    use_repacking: bool = True
+    layers: Sequence[DeviceLayers] = ()
+    adapters: Sequence[str] = ()
+
+
+class LlamaModel:
+    """The model, what it keeps of past tokens, and its forward pass. Ask for nothing but figures before load."""
+
+    def __init__(self, file: GGUFFile, limits: Limits, options: Options, *, max_rows: int | None = None) -> None:
+        """Takes over the file. *max_rows* of one batch may be asked for; by default one for each sequence.
+
+        Errors: UnsupportedModel, MissingTensors, FileFormatError, BadRequest, OutOfMemory, LoadError.
+        """
+        self._stack = ExitStack()
+        self._stack.callback(file.close)
+        self.file = file
+        self._options = options
+        self._abort = AbortFlag()
+        self._model: Model | None = None
+        self._context: Context | None = None
+        try:
+            for adapter in options.adapters:
+                with GGUFFile.open(adapter) as opened:
+                    read_lora(opened, file)
+            self._n_layers = file.metadata.integer("block_count", 0)
+            self._layers = _last_layers(options.layers, self._n_layers)
+            self._placement = _placement(self._layers)
+            self.limits = replace(limits, max_sequences=min(limits.max_sequences, MAX_SEQUENCES), n_pool=_n_cells(file, limits))
+            self._look(max_rows)
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self, max_rows: int | None) -> None:
+        with captured() as lines:
+            model = self._load(is_dry=True)
+        if model is None:
+            raise why(self.file.path, lines)
+        self._stack.callback(model.close)
+        _check_kind(self.file, model)
+        self._needs_whole_steps = model.is_recurrent or model.is_hybrid
+        self._context_options = self._plan(max_rows)
+        context = self._create(model)
+        # Whoever sees tokens after it, or is judged as a whole, needs all of the text in one batch.
+        self.sees_whole_text = context.memory is None or not context.is_causal or self._options.pooling == POOLING_TYPE_RANK
+        if self.sees_whole_text and self._options.pooling != POOLING_TYPE_NONE:
+            context.close()
+            self._context_options = replace(self._context_options, pooling=POOLING_TYPE_UNSPECIFIED)
+            context = self._create(model)
+        self.n_vocab = model.n_vocab
+        self.cache = self._make_cache(model, context)
+        books = None if isinstance(self.cache, Uncached) else self.cache
+        self.forward = Forward(self, self.limits, books, max_rows=self._context_options.n_outputs, output=self._output())
+        context.close()
+        model.close()
+
+    def _plan(self, max_rows: int | None) -> ContextOptions:
+        limits = self.limits
+        embeds = self._options.pooling != POOLING_TYPE_NONE
+        return ContextOptions(
+            n_cells=limits.n_cells,
+            n_sequences=limits.max_sequences,
+            n_batch=limits.n_batch,
+            n_outputs=limits.n_batch if embeds else max_rows or limits.max_sequences,
+            n_threads=self._options.n_threads,
+            cache_type=self._options.cache_type,
+            embeds=embeds,
+            pooling=POOLING_TYPE_NONE,
+            # A step of a recurrent model may move the states of sequences that are not in it.
+            abort_function=0 if self._needs_whole_steps else self._abort.function,
+            abort_data=0 if self._needs_whole_steps else self._abort.data,
+        )
+
+    def _output(self) -> str:
+        if self._options.pooling == POOLING_TYPE_NONE:
+            return "logits"
+        if self._options.pooling == POOLING_TYPE_RANK:
+            return "scores"
+        return "pooled" if self.sees_whole_text else "hidden"
+
+    def _make_cache(self, model: Model, context: Context) -> AttentionCache | StateCache | Uncached:
+        if context.memory is None:
+            return Uncached()
+        if model.is_recurrent:
+            return StateCache(lambda: self.context, self.limits)
+        return AttentionCache(
+            lambda: self.context,
+            self.limits,
+            context.n_cells,
+            window=model.window,
+            can_shift=context.can_shift,
+            is_hybrid=model.is_hybrid,
+        )
+
+    def _create(self, model: Model) -> Context:
+        with captured() as lines:
+            context = Context.create(model, self._context_options)
+        if context is None:
+            raise why(self.file.path, lines)
+        self._stack.callback(context.close)
+        self._sizes = read_sizes(lines)
+        return context
+
+    def _load(self, *, is_dry: bool, progress: Callable[[float], bool] = lambda _share: True) -> Model | None:
+        return Model.load(
+            str(self.file.path),
+            placement=self._placement,
+            use_mmap=self._options.use_mmap,
+            use_repacking=self._options.use_repacking,
+            is_dry=is_dry,
+            progress=progress,
+        )
+
+    def load(self, progress: Callable[[float], None]) -> None:
+        """Read the weights and take all memory.
+
+        Errors: LoadError also when abort was called meanwhile; OutOfMemory.
+        """
+
+        def go_on(share: float) -> bool:
+            progress(share)
+            return not self._abort
+
+        with captured() as lines:
+            self._model = self._load(is_dry=False, progress=go_on)
+        if self._model is None:
+            raise LoadError("the load was cancelled") if self._abort else why(self.file.path, lines)
+        self._stack.callback(self._model.close)
+        self._context = self._create(self._model)
+        with captured() as lines:
+            if self._options.adapters and not self._context.apply(self._options.adapters):
+                raise why(self.file.path, lines)
+
+    @property
+    def model(self) -> Model:
+        assert self._model is not None, "load comes first"
+        return self._model
+
+    @property
+    def context(self) -> Context:
+        assert self._context is not None, "load comes first"
+        return self._context
+
+    def memory(self) -> MemoryReport:
+        is_mapped = self._options.use_mmap and not self._options.use_repacking
+        return memory_report(self.file, self._n_layers, self._layers, self._sizes, is_mapped)
+
+    def abort(self) -> None:
+        """Make the load, or the running step if it may be broken off, end early; from any thread."""
+        self._abort.set()
+
+    def clear_abort(self) -> None:
+        self._abort.clear()
+
+    def close(self) -> None:
+        self._stack.close()
+        self._model = self._context = None
+
+
+def _check_kind(file: GGUFFile, model: Model) -> None:
+    """Errors: UnsupportedModel for models that do not go from a text to its next token, or to a vector."""
+    if model.is_diffusion:
+        raise UnsupportedModel(f"{file.path}: {file.architecture} writes by diffusion, which is not supported")
+    if model.has_encoder and model.has_decoder:
+        raise UnsupportedModel(f"{file.path}: {file.architecture} has an encoder and a decoder, which is not supported")
+
+
+def _n_cells(file: GGUFFile, limits: Limits) -> int:
+    """As many as wanted; but libllama chooses between factors for short and long texts by the size of the whole pool."""
+    original = file.metadata.integer("rope.scaling.original_context_length", 0)
+    if any("rope_factors_long" in name for name in file.tensors) and limits.n_ctx <= original < limits.n_cells:
+        log.info(
+            "all sequences together may hold %d tokens: with more, libllama would turn to its factors for long texts", original
+        )
+        return original
+    return limits.n_cells
+
+
+def _last_layers(layers: Sequence[DeviceLayers], n_layers: int) -> list[DeviceLayers]:
+    """As libllama places layers: each device takes as many as it was given, in order, the last one up to the output.
+
+    Errors: LoadError for layers that the model does not have.
+    """
+    counts: dict[str, int] = {}
+    for part in sorted(layers, key=lambda part: part.begin):
+        if not 0 <= part.begin <= part.end <= n_layers + 1:
+            raise LoadError(f"layers {part.begin}..{part.end} are not within the model's {n_layers + 1}")
+        counts[part.device] = counts.get(part.device, 0) + part.end - part.begin
+    begin = n_layers + 1 - sum(counts.values())
+    if begin < 0:
+        raise LoadError(f"{sum(counts.values())} layers are placed, the model has {n_layers + 1}")
+    placed = []
+    for device, count in counts.items():
+        placed.append(DeviceLayers(device=device, begin=begin, end=begin + count))
+        begin += count
+    return placed
+
+
+def _placement(layers: Sequence[DeviceLayers]) -> Placement:
+    """Errors: LoadError for a device that is not there."""
+    known = {device.name: device.address for device in devices()}
+    unknown = [part.device for part in layers if part.device not in known]
+    if unknown:
+        raise LoadError(f"there is no device {unknown[0]}; this machine has {', '.join(known)}")
+    if len(layers) > MAX_DEVICES:
+        raise LoadError(f"libllama spreads a model over {MAX_DEVICES} devices at most")
+    return Placement(tuple(known[p.device] for p in layers), tuple(p.end - p.begin for p in layers))
