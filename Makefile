@@ -14,7 +14,7 @@ override PROMPT :=
 endif
 export PROMPT QUESTION
 
-.PHONY: help run test check format bench clean FORCE
+.PHONY: help run test check format docs bench clean FORCE
 
 help:
 	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
@@ -22,6 +22,7 @@ help:
 	@echo 'make test                 all tests (ARGS="-k name" for some)'
 	@echo 'make check                format, lint, types, imports'
 	@echo 'make format               bring the code into the expected format'
+	@echo 'make docs                 write the table of docs/models.md from the tests'
 	@echo 'make bench                measure the engine against libllama'
 	@echo 'make clean                remove .venv and caches (compiled libraries stay in the user cache)'
 
@@ -45,6 +46,9 @@ check: .venv/.ready
 format: .venv/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: .venv/.ready
+	$(BIN)/python -m tools.models_table
 
 bench: .venv/.ready
 	$(BIN)/python -m bench.engine $(ARGS)

@@ -4,6 +4,30 @@ from pathlib import Path
 from typing import Any
 
 from tests.models.row import Row, TinyFile
+from tests.tiny import write_llama
+
+LLAMA = Row(
+    models="Llama 2 and 3, Mistral 7B, SmolLM2, TinyLlama, Yi",
+    attends="everything before",
+    write=write_llama,
+    variants={
+        "f32": {},
+        "f16": {"dtype": "f16"},
+        "q8_0": {"dtype": "q8_0"},
+        "q4_K": {"dtype": "q4_K"},
+        "tied-biases": {"tied": True, "biases": True},
+        "rope-freqs": {"rope_freqs": True, "rope_base": 500000.0},
+        "rope-linear": {"rope_scaling": "linear"},
+    },
+)
+
+EMBEDDER = Row(
+    models="embedding models made from a Llama or Mistral",
+    attends="everything before",
+    write=write_llama,
+    # Pooling as GGUF numbers it.
+    variants={name: {"metadata": {"llama.pooling_type": number}} for name, number in (("mean", 1), ("cls", 2), ("last", 3))},
+)
 
 
 def write_mixtral(path: Path, *, n_experts: int = 8, n_used: int = 2, **options: Any) -> Path:

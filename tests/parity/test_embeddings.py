@@ -17,8 +17,9 @@ from puna.runner.embedding import PACKED_TOKENS
 from puna.runner.engine import Engine
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
+from tests.models.table import EMBEDDERS, ENCODERS
 from tests.oracle import Oracle
-from tests.tiny import CORPUS, write_bert, write_llama
+from tests.tiny import CORPUS
 
 N_CTX = 128
 COSINE = 0.9999
@@ -34,17 +35,9 @@ TEXTS = [
     "the quick brown fox",
 ]
 
-# Pooling as GGUF numbers it; decoders get a batch so small that a text takes several steps.
-BERTS: dict[str, dict[str, Any]] = {
-    "mean": {"pooling": 1},
-    "cls": {"pooling": 2},
-    "last": {"pooling": 3},
-    "q8_0": {"pooling": 1, "dtype": "q8_0"},
-    "f16-heads-of-64": {"pooling": 2, "dtype": "f16", "n_heads": 2},
-    "nomic": {"nomic": True},
-    "nomic-q8_0": {"nomic": True, "dtype": "q8_0", "n_heads": 2},
-}
-DECODERS: dict[str, int] = {"mean": 1, "cls": 2, "last": 3}
+CASES = [(name, variant) for name, row in ENCODERS.items() for variant in row.variants]
+# Decoders get a batch so small that a text takes several steps.
+DECODER_CASES = [(name, variant) for name, row in EMBEDDERS.items() for variant in row.variants]
 
 
 class Running:
@@ -97,27 +90,34 @@ def reference(path: Path, texts: list[str]) -> npt.NDArray[np.float32]:
     return np.stack(vectors)
 
 
-@pytest.fixture(params=BERTS, scope="module")
-def bert(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
-    path = write_bert(tmp_path_factory.mktemp("bert") / "model.gguf", seed=5, n_ctx=N_CTX, **BERTS[request.param])
+def name_of(case: tuple[str, str]) -> str:
+    return "-".join(case)
+
+
+@pytest.fixture(params=CASES, ids=name_of, scope="module")
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
+    name, variant = request.param
+    row = ENCODERS[name]
+    path = row.write(tmp_path_factory.mktemp("encoder") / "model.gguf", seed=5, n_ctx=N_CTX, **row.variants[variant])
     running = Running(path)
-    if "q8_0" in request.param:
+    if "q8_0" in variant:
         running.cosine = COSINE_QUANTISED
     yield running, path
     running.engine.close()
 
 
-@pytest.fixture(params=DECODERS, scope="module")
+@pytest.fixture(params=DECODER_CASES, ids=name_of, scope="module")
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
-    key = {"llama.pooling_type": DECODERS[request.param]}
-    path = write_llama(tmp_path_factory.mktemp("llama") / "model.gguf", seed=5, n_ctx=N_CTX, metadata=key)
+    name, variant = request.param
+    row = EMBEDDERS[name]
+    path = row.write(tmp_path_factory.mktemp("decoder") / "model.gguf", seed=5, n_ctx=N_CTX, **row.variants[variant])
     running = Running(path, n_batch=16, n_parallel=3)
     yield running, path
     running.engine.close()
 
 
-def test_texts_of_one_batch_are_embedded_as_libllama_does(bert: tuple[Running, Path]) -> None:
-    running, path = bert
+def test_texts_of_one_batch_are_embedded_as_libllama_does(encoder: tuple[Running, Path]) -> None:
+    running, path = encoder
     ours, theirs = running.embed(TEXTS, normalize=False), reference(path, TEXTS)
     assert cosines(ours, theirs).min() >= running.cosine
     np.testing.assert_allclose(np.linalg.norm(ours, axis=1), np.linalg.norm(theirs, axis=1), rtol=5e-3)
@@ -125,16 +125,16 @@ def test_texts_of_one_batch_are_embedded_as_libllama_does(bert: tuple[Running, P
     assert cosines(theirs[:, None], theirs[None]).min() < 0.99
 
 
-def test_company_changes_nothing(bert: tuple[Running, Path]) -> None:
-    running, _ = bert
+def test_company_changes_nothing(encoder: tuple[Running, Path]) -> None:
+    running, _ = encoder
     together = running.embed(TEXTS)
     alone = np.concatenate([running.embed([text]) for text in TEXTS])
     assert cosines(together, alone).min() >= running.cosine
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
 
 
-def test_more_texts_than_fit_a_batch_keep_their_order(bert: tuple[Running, Path]) -> None:
-    running, _ = bert
+def test_more_texts_than_fit_a_batch_keep_their_order(encoder: tuple[Running, Path]) -> None:
+    running, _ = encoder
     n_steps = running.engine.health().steps
     many = TEXTS * 30
     vectors = running.embed(many)
@@ -152,8 +152,8 @@ def test_a_decoder_embeds_causally_also_in_several_steps(decoder: tuple[Running,
     np.testing.assert_allclose(running.embed(TEXTS[::-1], normalize=False)[::-1], ours, atol=2e-2)
 
 
-def test_a_full_context_is_truncated_only_on_request(bert: tuple[Running, Path]) -> None:
-    running, path = bert
+def test_a_full_context_is_truncated_only_on_request(encoder: tuple[Running, Path]) -> None:
+    running, path = encoder
     tokenizer = Tokenizer(path)
     tokens = tokenizer.encode(CORPUS * 3)
     cut = [*tokens[: N_CTX - 1], tokens[-1]]  # the separator stays at the end
@@ -164,8 +164,8 @@ def test_a_full_context_is_truncated_only_on_request(bert: tuple[Running, Path])
         running.ask(["short", CORPUS * 3], truncate=False)
 
 
-def test_dimensions_are_the_first_ones_of_length_one(bert: tuple[Running, Path]) -> None:
-    running, _ = bert
+def test_dimensions_are_the_first_ones_of_length_one(encoder: tuple[Running, Path]) -> None:
+    running, _ = encoder
     whole, part = running.embed(TEXTS[:2]), running.embed(TEXTS[:2], dimensions=32)
     assert part.shape == (2, 32)
     np.testing.assert_allclose(part, whole[:, :32] / np.linalg.norm(whole[:, :32], axis=1, keepdims=True), atol=1e-6)
