@@ -25,7 +25,7 @@ from puna.server.access import ApiKeys, check_exposure
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.request_id import InLog, RequestIds
-from puna.server.routes import anthropic, chat, embed, generate, metrics, models, openai, ps, responses
+from puna.server.routes import anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
 from puna.server.scheduler import Launch, Scheduler, launch_runner
 from puna.settings import Settings
 from puna.store.store import Store
@@ -59,6 +59,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
         *generate.routes,
         *chat.routes,
         *embed.routes,
+        *rerank.routes,
         *models.routes,
         *openai.routes,
         *responses.routes,

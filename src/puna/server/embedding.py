@@ -1,0 +1,70 @@
+"""Vectors and scores of texts, from a request to the runner's reply; the routes put them in their shapes.
+
+Knows the scheduler and the runner's messages.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.exceptions import HTTPException
+
+from puna import wire
+from puna.api import options as model_options
+from puna.errors import NotFound, UnsupportedModel
+from puna.llm.load import wanted_load
+from puna.server.requests import Caller
+from puna.store.model import StoredModel
+
+_UNSUPPORTED = "this model does not support embeddings"
+_NO_RANKING = "this model does not support ranking"
+
+
+class Asked(Protocol):
+    """Of a request, what does not concern its texts."""
+
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+    @property
+    def keep_alive(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Vectors in the order of the inputs, with durations in nanoseconds from the request's beginning."""
+
+    reply: wire.EmbeddingReply
+    load_ns: int
+    total_ns: int
+
+
+async def open_model(caller: Caller, name: str) -> StoredModel:
+    try:
+        return await caller.open(name)
+    except NotFound as error:
+        if not name:
+            raise
+        raise NotFound(f'model "{name}" not found, try pulling it first') from error
+
+
+async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted: wire.EmbeddingRequest) -> Embedded | None:
+    """None without inputs: then the model is only loaded.
+
+    Errors: what loading raises; HTTPException 501 for a model that is made for something else; BadRequest; RunnerDied.
+    """
+    if wanted.inputs and "embedding" not in model.capabilities:
+        raise HTTPException(501, _UNSUPPORTED if wanted.query is None else _NO_RANKING)
+    options = model_options.merge(model.parameters, message.options)
+    load = wanted_load(options, caller.settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
+    async with caller.scheduler.acquire(model, load, message.keep_alive) as loaded:
+        load_ns = time.monotonic_ns() - caller.began_ns
+        if not wanted.inputs:
+            return None
+        try:
+            reply = await loaded.runner.embed(wanted)
+        except UnsupportedModel as error:
+            raise HTTPException(501, str(error)) from error
+    return Embedded(reply, load_ns, time.monotonic_ns() - caller.began_ns)
