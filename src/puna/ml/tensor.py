@@ -74,7 +74,10 @@ class Tensor(Protocol):
         """Self [k, n], indices I32 [m] give F32 [k, m]; a batch of both: [k, n, b] and [m, b] give [k, m, b]."""
 
     def set_rows(self, source: Self, indices: Self) -> Self:
-        """Write source F32 [k, m] to the rows named by indices I64 [m], converting; the result must enter the graph."""
+        """Write source F32 [k, m] to the rows named by indices [m], I64 or I32, converting; or a batch of both.
+
+        The result is self with them, and must enter the graph.
+        """
 
     def rms_norm(self, eps: float) -> Self: ...
     def norm(self, eps: float) -> Self:

@@ -19,6 +19,7 @@ from puna.model.model import Inputs
 from puna.model.pooling import Pooling, pooling_of
 from puna.model.rope import rope_options
 from puna.nn.declare import bind, gguf
+from puna.nn.experts import Routing
 
 MAX_LAYERS = 2048
 
@@ -38,6 +39,7 @@ class DecoderOptions:
     eps: float  # of the norms
     scale: float  # of the dot products
     rope: RopeOptions
+    routing: Routing | None = None  # of layers with experts
 
     is_neox: ClassVar[bool] = True  # which dimensions the family's rotation pairs
 
@@ -71,6 +73,14 @@ class DecoderOptions:
             scale=meta.number("attention.scale", 0.0) or head_dim**-0.5,
             rope=rope_options(file, n_dims=head_dim, neox=cls.is_neox),
         )
+
+    def rope_of(self, layer: int) -> RopeOptions | None:
+        """How this layer rotates queries and keys; None: its attention knows no positions (NoPE)."""
+        return self.rope
+
+    def reach(self, layer: int) -> Reach:
+        """How far back this layer's rows see."""
+        return ALL
 
     def dims(self, layer: int) -> dict[str, int]:
         """Lengths of this layer's axes, by the names that weights are declared with."""
@@ -171,11 +181,12 @@ class Decoder(Generic[OptionsT]):
 
     def reach(self, layer: int) -> Reach:
         """How far back a layer's rows see."""
-        return ALL
+        return self.options.reach(layer)
 
     def shift(self, layer: int, keys: Tensor, changes: Tensor) -> Tensor:
         """Cached keys [head_dim, n_kv_heads, m] turned by changes of their positions, I32 [m]."""
-        return keys.rope(changes, self.options.rope.rotation, self.factors)
+        rope = self.options.rope_of(layer)
+        return keys.rope(changes, rope.rotation, self.factors) if rope else keys
 
     def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
         o = self.options
@@ -200,5 +211,7 @@ class Decoder(Generic[OptionsT]):
         return parts[0] if len(parts) == 1 else LayeredCache(parts, choice, limits.max_sequences)
 
     def max_nodes(self, limits: Limits) -> int:
-        # Each group of sequences that attends on its own takes another 7 nodes in each layer.
-        return 64 + self.options.n_layers * (self.nodes_per_layer + 8 * limits.max_sequences)
+        # Each group of sequences that attends on its own takes another 7 nodes in each layer, each expert of a token 2.
+        routing = self.options.routing
+        in_experts = 32 + 2 * routing.n_used if routing else 0
+        return 64 + self.options.n_layers * (self.nodes_per_layer + in_experts + 8 * limits.max_sequences)

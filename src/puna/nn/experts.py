@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +33,7 @@ class Routing:
     gating: Gating = Gating.SOFTMAX
     is_normalised: bool = False  # the chosen ones' weights are divided by their sum
     scale: float = 1.0  # on the weights
+    weighs_inputs: bool = False  # the weights are on what goes into the experts, not on what comes out
     n_groups: int = 1  # experts stand in so many groups of equal size (DeepSeek-AI 2024),
     n_groups_used: int = 1  # of which only the best may be chosen from
 
@@ -55,12 +57,34 @@ class ExpertLinear:
 
 
 @dataclass
+class SeparateGateUp:
+    gate: ExpertLinear = gguf("ffn_gate_exps", dims="embd ff_expert experts")
+    up: ExpertLinear = gguf("ffn_up_exps", dims="embd ff_expert experts")
+
+    def __call__(self, x: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+        """X [n_embd, n_used or 1, n] to gate and up, [n_ff, n_used, n] each."""
+        return self.gate(x, experts), self.up(x, experts)
+
+
+@dataclass
+class PackedGateUp:
+    """Both in one stack of matrices, the gate's rows first."""
+
+    both: ExpertLinear = gguf("ffn_gate_up_exps", dims="embd 2*ff_expert experts")
+
+    def __call__(self, x: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.both(x, experts)
+        width, n_used, n, _ = y.shape
+        shape, strides = (width // 2, n_used, n), (4 * width, 4 * width * n_used)
+        return y.view(shape, strides, 0), y.view(shape, strides, 2 * width)
+
+
+@dataclass
 class Experts:
     """Routed, gated experts, without those that all tokens go through."""
 
+    gate_up: SeparateGateUp | PackedGateUp
     router: Linear = gguf("ffn_gate_inp", dims="embd experts")
-    gate: ExpertLinear = gguf("ffn_gate_exps", dims="embd ff_expert experts")
-    up: ExpertLinear = gguf("ffn_up_exps", dims="embd ff_expert experts")
     down: ExpertLinear = gguf("ffn_down_exps", dims="ff_expert embd experts")
     selection_bias: Tensor | None = gguf("exp_probs_b.bias", dims="experts", use=Use.VECTOR, optional=True)
 
@@ -69,9 +93,25 @@ class Experts:
     ) -> Tensor:
         """X [n_embd, n] to [n_embd, n]; activation combines gate and up, [n_ff, n_used, n] each."""
         experts, weights = choose(ctx, self.router(x), routing, self.selection_bias)
-        each = x.reshape(x.shape[0], 1, x.shape[1])
-        hidden = activation(self.gate(each, experts), self.up(each, experts))
-        return weighted_sum(ctx, self.down(hidden, experts), weights)
+        n_embd, n = x.shape[:2]
+        each = x.reshape(n_embd, 1, n)
+        if routing.weighs_inputs:
+            each = each.repeat(n_embd, routing.n_used, n, 1) * weights
+        outputs = self.down(activation(*self.gate_up(each, experts)), experts)
+        return sum_of_experts(ctx, outputs) if routing.weighs_inputs else weighted_sum(ctx, outputs, weights)
+
+
+@dataclass
+class SharedExpert:
+    """What every token goes through beside its routed experts: one gated MLP, however many experts it stands for."""
+
+    gate: Linear = gguf("ffn_gate_shexp", dims="embd ff_shared")
+    up: Linear = gguf("ffn_up_shexp", dims="embd ff_shared")
+    down: Linear = gguf("ffn_down_shexp", dims="ff_shared embd")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        return self.down(self.gate(x).swiglu(self.up(x)))
 
 
 def choose(ctx: Context, scores: Tensor, routing: Routing, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -87,6 +127,8 @@ def choose(ctx: Context, scores: Tensor, routing: Routing, selection_bias: Tenso
     else:
         probabilities = scores
     ranking = probabilities if selection_bias is None else probabilities + selection_bias
+    if routing.n_groups_used < routing.n_groups:
+        ranking = _within_best_groups(ranking, routing)
     experts = ranking.top_k(n_used)
     weights = probabilities.reshape(1, routing.n_experts, n_tokens).rows(experts)
     if routing.gating is Gating.SOFTMAX_OF_CHOSEN:
@@ -98,6 +140,19 @@ def choose(ctx: Context, scores: Tensor, routing: Routing, selection_bias: Tenso
         weights = weights.scale(routing.scale)
     ctx.forward(weights)  # before the experts, so that the library can fuse the router's steps
     return experts, weights
+
+
+def _within_best_groups(ranking: Tensor, routing: Routing) -> Tensor:
+    """Ranking [n_experts, n] with minus infinity outside each token's best groups: those whose two best sum highest."""
+    n_groups, n = routing.n_groups, ranking.shape[1]
+    size = routing.n_experts // n_groups
+    n_best = min(2, size)
+    groups = ranking.reshape(size, n_groups, n)
+    best = ranking.reshape(1, size, n_groups, n).rows(groups.top_k(n_best))
+    scores = best.reshape(n_best, n_groups, n).sum_rows().reshape(n_groups, n)
+    chosen = scores.top_k(routing.n_groups_used)
+    outside = groups.scale(0.0, -math.inf)
+    return outside.set_rows(groups.rows(chosen), chosen).reshape(routing.n_experts, n)
 
 
 def weighted_sum(ctx: Context, outputs: Tensor, weights: Tensor) -> Tensor:

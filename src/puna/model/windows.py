@@ -1,0 +1,58 @@
+"""Models some of whose layers see only a sliding window, as GGUF files state it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from puna.errors import FileFormatError
+from puna.gguf.metadata import LazyArray
+from puna.gguf.reader import GGUFFile
+from puna.kvcache.causal import ALL
+from puna.kvcache.reach import Reach
+from puna.ml.tensor import RopeOptions
+from puna.model.decoder import DecoderOptions
+
+
+@dataclass(frozen=True)
+class WindowedOptions(DecoderOptions):
+    """``attention.sliding_window``, which layers it holds for, and their rotation. Without a window all see everything."""
+
+    window: int = 0
+    is_windowed: list[bool] = field(default_factory=list)  # per layer
+    window_rope: RopeOptions | None = None  # of windowed layers; None: as all others
+
+    period: ClassVar[int]  # the last of so many layers sees everything, in files that do not say
+
+    @classmethod
+    def read(cls, file: GGUFFile) -> Self:
+        o = super().read(file)
+        window = file.metadata.integer("attention.sliding_window", 0)
+        if not 0 <= window < 1 << 31:
+            raise FileFormatError(f"{file.path}: attention.sliding_window {window} is not usable")
+        is_windowed = windowed_layers(file, o.n_layers, cls.period) if window else [False] * o.n_layers
+        base = file.metadata.number("rope.freq_base_swa", o.rope.base)
+        if not (math.isfinite(base) and base > 0):
+            raise FileFormatError(f"{file.path}: rope.freq_base_swa {base} is not usable")
+        return replace(o, window=window, is_windowed=is_windowed, window_rope=replace(o.rope, base=base))
+
+    def rope_of(self, layer: int) -> RopeOptions | None:
+        return self.window_rope if self.is_windowed[layer] else self.rope
+
+    def reach(self, layer: int) -> Reach:
+        return Reach(window=self.window) if self.is_windowed[layer] else ALL
+
+
+def windowed_layers(file: GGUFFile, n_layers: int, period: int) -> list[bool]:
+    """Per layer, whether it is windowed: as an array states it, or all but the last of each *period*, 0 for all.
+
+    Errors: FileFormatError when ``attention.sliding_window_pattern`` does not fit.
+    """
+    meta, key = file.metadata, "attention.sliding_window_pattern"
+    if isinstance(meta.get(meta.full_key(key)), LazyArray):
+        return [bool(is_windowed) for is_windowed in meta.per_layer(key, n_layers)]
+    period = meta.integer(key, period)
+    if period < 0:
+        raise FileFormatError(f"{file.path}: {meta.full_key(key)} {period} is no number of layers")
+    return [not period or (i + 1) % period != 0 for i in range(n_layers)]
