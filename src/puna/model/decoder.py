@@ -119,6 +119,7 @@ class Step:
     inputs: Inputs
     cache: Cache
     factors: Tensor | None  # of the rotation
+    temperature: Tensor | None = None  # on queries, [1, 1, n]
     layer: int = 0
     is_last: bool = False
     is_selected: bool = False  # only the rows whose logits are wanted are left
@@ -158,7 +159,7 @@ class Decoder(Generic[OptionsT]):
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
         """Logits [n_vocab, n_outputs]; of a model that embeds, hidden states [n_embd, n_outputs]."""
         o, w = self.options, self.weights
-        step = Step(ctx, inputs, cache, self.factors)
+        step = Step(ctx, inputs, cache, self.factors, self.temperature(inputs.positions))
         x = self.embed(inputs)
         for i, layer in enumerate(w.layers):
             step.layer, step.is_last = i, i == o.n_layers - 1
@@ -173,6 +174,10 @@ class Decoder(Generic[OptionsT]):
         """The first layer's input, [n_embd, n]."""
         embedded: Tensor = self.weights.embedding(inputs.tokens)
         return embedded
+
+    def temperature(self, positions: Tensor) -> Tensor | None:
+        """Factors of queries by their positions, [1, 1, n]; None: all the same."""
+        return None
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of the last layer's normalised output."""

@@ -147,6 +147,8 @@ SHORT = {
     "ggml_sum_rows": "p pp",
     "ggml_clamp": "p ppff",
     "ggml_exp": "p pp",
+    "ggml_log": "p pp",
+    "ggml_floor": "p pp",
     "ggml_softplus": "p pp",
     "ggml_cumsum": "p pp",
     "ggml_repeat_4d": "p ppllll",

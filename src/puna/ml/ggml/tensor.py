@@ -106,6 +106,12 @@ class GGMLTensor:
     def exp(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_exp(self.graph, self.address), self.graph)
 
+    def log(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_log(self.graph, self.address), self.graph)
+
+    def floor(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_floor(self.graph, self.address), self.graph)
+
     def softplus(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_softplus(self.graph, self.address), self.graph)
 
