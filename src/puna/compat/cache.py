@@ -97,8 +97,10 @@ class AttentionCache:
             self.forget_all()
             return
         for sequence, begin, end in runs(batch.sequences):
-            n_held = self._context().last(sequence) + 1
-            self._cells.place(sequence, batch.positions[begin:end][batch.positions[begin:end] < n_held])
+            positions = batch.positions[begin:end]
+            finished = positions[positions <= self._context().last(sequence)]
+            if len(finished):
+                self._cells.place(sequence, finished)
 
     def forget_all(self) -> None:
         self._context().clear()

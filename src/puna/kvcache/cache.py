@@ -47,41 +47,12 @@ class Attended:
     mask: Tensor
 
 
-class Cache(Protocol):
-    # For models.
-
-    def layer(self, index: int) -> None:
-        """Put and get that follow are about this layer."""
-
-    def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
-        """Store the batch's keys and values.
-
-        Shapes: [head_dim, n_kv_heads, n_tokens].
-        """
-
-    def get(self, ctx: Context) -> list[Attended]:
-        """History and batch as the rows see them, covering all rows in order."""
-
-    # For the runner.
+class Sequences(Protocol):
+    """What the runner asks about sequences, of whichever engine."""
 
     @property
     def n_free(self) -> int:
         """Tokens that there is room for now, whichever sequences they are of."""
-
-    def start_forward(self, batch: Batch) -> Hashable:
-        """Give the batch's tokens cells; the shape that a graph for this step must have.
-
-        Errors: CacheFull; then nothing has changed.
-        """
-
-    def start_reserve(self, n_tokens: int) -> Hashable:
-        """As start_forward for the largest batch, for measuring; no cell is taken."""
-
-    def make_inputs(self, ctx: Context) -> None:
-        """Create this step's inputs in a new graph; the model builds on them."""
-
-    def set_inputs(self, ctx: Context) -> None:
-        """Fill them; before every compute."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """The target forgets what it holds and then holds of the source's positions [0, length) what later rows need.
@@ -107,6 +78,39 @@ class Cache(Protocol):
         """Raise AssertionError when what the cache knows contradicts itself: a bug in it."""
 
 
+class Cache(Sequences, Protocol):
+    # For models.
+
+    def layer(self, index: int) -> None:
+        """Put and get that follow are about this layer."""
+
+    def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
+        """Store the batch's keys and values.
+
+        Shapes: [head_dim, n_kv_heads, n_tokens].
+        """
+
+    def get(self, ctx: Context) -> list[Attended]:
+        """History and batch as the rows see them, covering all rows in order."""
+
+    # For the runner.
+
+    def start_forward(self, batch: Batch) -> Hashable:
+        """Give the batch's tokens cells; the shape that a graph for this step must have.
+
+        Errors: CacheFull; then nothing has changed.
+        """
+
+    def start_reserve(self, n_tokens: int) -> Hashable:
+        """As start_forward for the largest batch, for measuring; no cell is taken."""
+
+    def make_inputs(self, ctx: Context) -> None:
+        """Create this step's inputs in a new graph; the model builds on them."""
+
+    def set_inputs(self, ctx: Context) -> None:
+        """Fill them; before every compute."""
+
+
 @runtime_checkable
 class CheckpointCache(Protocol):
     """A cache that may know a point to resume from where it cannot resume at the one asked for."""
@@ -125,7 +129,7 @@ class CachePart(Cache, CheckpointCache, Protocol):
         """Errors: NotSupported if remove would raise it."""
 
 
-def resume_point(cache: Cache, sequence: int, position: int) -> int:
+def resume_point(cache: Sequences, sequence: int, position: int) -> int:
     """How many of the first *position* tokens need not be computed again; the caller removes what follows them."""
     if isinstance(cache, CheckpointCache):
         return cache.prepare_restore(sequence, position)

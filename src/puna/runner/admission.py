@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from puna.kvcache.cache import Cache
+from puna.kvcache.cache import Sequences
 from puna.runner.request import Request
 from puna.runner.slots import Slots, common_prefix
 
@@ -49,7 +49,7 @@ def _soon_shared(request: Request, other: Request) -> int:
     return shared if shared > other.n_computed else 0
 
 
-def make_room(chosen: list[tuple[T, int]], cache: Cache, slots: Slots) -> list[tuple[T, int]]:
+def make_room(chosen: list[tuple[T, int]], cache: Sequences, slots: Slots) -> list[tuple[T, int]]:
     """What of a step fits the pool: prefixes of ended requests go first, then the newest request gives way.
 
     It keeps its place and its text; what it had computed is computed again when there is room.
@@ -73,7 +73,7 @@ def pause(request: Pausable, slots: Slots) -> None:
     request.is_paused = True
 
 
-def resume_paused(running: Sequence[Request], cache: Cache, slots: Slots) -> None:
+def resume_paused(running: Sequence[Request], cache: Sequences, slots: Slots) -> None:
     """Let paused requests go on, oldest first, once all they hold fits again."""
     active = [r for r in running if not r.is_paused]
     for request in sorted((r for r in running if r.is_paused), key=lambda r: r.order):

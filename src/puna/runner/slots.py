@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from puna.kvcache.cache import Cache, resume_point
+from puna.kvcache.cache import Sequences, resume_point
 
 # Copying rows costs little, but not nothing: a prefix this much longer than the slot's own is worth it.
 MIN_COPY_GAIN = 32
@@ -30,7 +30,7 @@ class Slot:
 
 
 class Slots:
-    def __init__(self, cache: Cache, n_parallel: int, n_sequences: int) -> None:
+    def __init__(self, cache: Sequences, n_parallel: int, n_sequences: int) -> None:
         self._cache = cache
         self._n_parallel = n_parallel
         self.slots = [Slot(i) for i in range(n_sequences)]
