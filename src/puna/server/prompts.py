@@ -48,6 +48,18 @@ def renderer_for(model: StoredModel, template: str = "") -> Renderer:
     return _renderer(template or model.template, model.chat_template, vocabulary)
 
 
+def has_template(model: StoredModel) -> bool:
+    """Without one a model was not made for conversations, or nobody says how: it continues texts."""
+    return bool(model.template or model.chat_template)
+
+
+def continues_texts(model: StoredModel) -> bool:
+    """Whether an instruction is best given to the model as it is: nothing at all tells how turns are marked."""
+    assert model.model_path is not None
+    found = model.model_path.stat()
+    return not has_template(model) and not _vocabulary(model.model_path, found.st_size, found.st_mtime_ns).has_im_start
+
+
 @functools.lru_cache(maxsize=64)
 def _renderer(go_template: str, jinja_template: str, vocabulary: Vocabulary) -> Renderer:
     return make_renderer(go_template, jinja_template, vocabulary.bos, vocabulary.eos, vocabulary.has_im_start)

@@ -115,6 +115,8 @@ def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, d
         if request.suffix:
             renderer = await asyncio.to_thread(prompts.renderer_for, model, request.template)
             return await asyncio.to_thread(renderer.generate, request.prompt, request.system, request.suffix, think)
+        if not (request.template or model.messages) and await asyncio.to_thread(prompts.continues_texts, model):
+            return "\n\n".join(text for text in (request.system or model.system, request.prompt) if text)
         turns = prompts.assemble(
             model,
             [{"role": "user", "content": request.prompt}],

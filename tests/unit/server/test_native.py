@@ -463,3 +463,44 @@ def test_markup_is_escaped_as_go_does(empty: Live) -> None:
         response = empty.post("/api/generate", {"model": "echo", "prompt": "<a href='x'>&", "raw": True, "stream": False})
         assert "\\u003ca href='x'\\u003e\\u0026" in response.text
         assert response.json()["response"] == "<a href='x'>&"
+
+
+def add_base(live: Live, changes: list[tuple[bytes, bytes]]) -> Path:
+    """A model ``base`` whose file has had some text changed; returns its script."""
+    data = write_llama(live.folder / "base.gguf", n_layers=1, n_embd=32, n_ff=32, chat_template=None).read_bytes()
+    for old, new in changes:
+        assert len(old) == len(new)
+        assert old in data
+        data = data.replace(old, new)
+    (live.folder / "base.gguf").write_bytes(data)
+    blob = live.store.blobs.import_file(live.folder / "base.gguf")
+    return live.follow(live.store.create("base", Recipe(files={"model.gguf": blob.digest})).model_path)
+
+
+def test_without_a_template_a_prompt_is_a_text_to_be_continued(empty: Live) -> None:
+    """A chat still needs its turns marked somehow; a plain completion has none."""
+    script = add_base(empty, [(b"<|im_start|>", b"<|no_marks|>")])
+
+    def prompt() -> str:
+        return str(empty.completions(script)[-1]["prompt"])
+
+    with empty.running():
+        for path, more in (("/api/generate", {"stream": False}), ("/v1/completions", {})):
+            assert empty.post(path, {"model": "base", "prompt": "Once upon", **more}).status_code == 200
+            assert prompt() == "Once upon"
+        empty.post("/api/generate", {"model": "base", "prompt": "Once upon", "system": "A tale.", "stream": False})
+        assert prompt() == "A tale.\n\nOnce upon"
+        empty.post("/api/chat", {"model": "base", "messages": HI, "stream": False})
+        assert prompt() == "user: Hi\n\nassistant:"
+        error = empty.post("/v1/completions", {"model": "base", "prompt": "a", "suffix": "b"})
+        assert error.status_code == 400
+
+
+def test_a_vocabulary_with_marks_for_turns_says_how_instructions_are_given(empty: Live) -> None:
+    """But whoever asks for a completion gets one."""
+    script = add_base(empty, [])
+    with empty.running():
+        empty.post("/api/generate", {"model": "base", "prompt": "Hi", "stream": False})
+        assert empty.completions(script)[-1]["prompt"].startswith("<|im_start|>user\nHi<|im_end|>")
+        empty.post("/v1/completions", {"model": "base", "prompt": "Hi"})
+        assert empty.completions(script)[-1]["prompt"] == "Hi"

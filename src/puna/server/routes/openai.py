@@ -31,6 +31,7 @@ from puna.server.constraint import forcing
 from puna.server.errors import openai_body
 from puna.server.generation import Finished, Job, Logprobs, Parts, ScoredParts, run, run_scored
 from puna.server.native import gather, reply_logprob
+from puna.server.prompts import has_template
 from puna.server.requests import Caller, chat_job, generate_job
 from puna.store.model import StoredModel
 from puna.store.names import Name
@@ -159,7 +160,8 @@ async def completions(request: Request) -> Response:
     message = await read_json(request, api.CompletionRequest)
     model = await caller.open(message.model)
     given = {"model": message.model, "prompt": message.prompt, "suffix": message.suffix, "options": message.options}
-    native = GenerateRequest.model_validate(given | {"regex": message.regex, "lark": message.lark})
+    given |= {"regex": message.regex, "lark": message.lark, "raw": not message.suffix and not has_template(model)}
+    native = GenerateRequest.model_validate(given)
     job = generate_job(caller, model, native, DEFAULTS)
     shape = Shape.new("cmpl", "text_completion", message.model)
     if not message.prompt:
