@@ -30,12 +30,16 @@ class Checkpoints:
     """Of each sequence the newest state, the one before it, and up to n_kept older ones.
 
     The one before makes the newest step undone: it may have been aborted. An older state is kept where it is *interval*
-    tokens after the last that was kept, and where the end of a prompt seems to be.
+    tokens after the last that was kept, and where the end of a prompt seems to be. There is room for all newest and
+    previous states, and for n_shared more; where that is too little, a sequence that holds much gives up its oldest.
     """
 
-    def __init__(self, max_sequences: int, n_kept: int, interval: int) -> None:
-        self.n_slots = 1 + max_sequences * (2 + n_kept)
+    def __init__(self, max_sequences: int, n_kept: int, interval: int, n_shared: int | None = None) -> None:
+        most = n_kept * max_sequences
+        self.n_slots = 1 + 2 * max_sequences + (most if n_shared is None else min(n_shared, most))
         self.states: list[list[State]] = [[] for _ in range(max_sequences)]
+        self._step = 0
+        self._advanced = [0] * max_sequences  # the last step that each took part in
         self._n_kept = n_kept
         self._interval = interval
         self._n_users = np.zeros(self.n_slots, np.int32)
@@ -45,12 +49,19 @@ class Checkpoints:
     def length(self, sequence: int) -> int:
         return self.states[sequence][-1].length if self.states[sequence] else 0
 
+    def start_step(self) -> None:
+        """What earlier steps wrote is valid now, except where it was cut."""
+        self._step += 1
+
     def advance(self, sequence: int, n_rows: int) -> tuple[int, int]:
         """The slots to read the state from and to write the state after n_rows more tokens to."""
         states = self.states[sequence]
         if len(states) >= 2:
             self._settle(sequence)
         read = states[-1].slot if states else START
+        while not self._free:
+            self._give_up_one()
+        self._advanced[sequence] = self._step
         write = self._free.pop()
         self._n_users[write] = 1
         states.append(State(self.length(sequence) + n_rows, write, n_rows))
@@ -70,6 +81,17 @@ class Checkpoints:
                 self._release(states.pop(0))
         else:
             self._release(states.pop(-2))
+
+    def _give_up_one(self) -> None:
+        """Release a state that only makes some prompt shorter: of who holds most of them, and unused for longest."""
+        spare = [len(states) - self._n_needed(s) for s, states in enumerate(self.states)]
+        loser = max(range(len(spare)), key=lambda s: (spare[s], -self._advanced[s]))
+        assert spare[loser] > 0, "two slots of each sequence suffice for a step"
+        self._release(self.states[loser].pop(0))
+
+    def _n_needed(self, sequence: int) -> int:
+        """The newest state, and in the step that made it the one before."""
+        return 2 if self._advanced[sequence] == self._step else 1
 
     def restore_point(self, sequence: int, length: int) -> int:
         """The most tokens, up to length, after which the state is held; 0 always is."""

@@ -16,10 +16,15 @@ from puna.ml.tensor import Tensor
 
 
 class LayeredCache:
-    """``choice[i]`` is the index in *parts* of the cache that layer i uses."""
+    """``choice[i]`` is the index in *parts* of the cache that layer i uses.
+
+    The states of a layer that attends as well are in the recurrent part, whichever its choice is.
+    """
 
     def __init__(self, parts: Sequence[CachePart], choice: Sequence[int], max_sequences: int) -> None:
-        assert set(choice) == set(range(len(parts))), "the inputs of a part without layers would be in no graph"
+        self._recurrent = next((part for part in parts if isinstance(part, StateCache)), None)
+        unused = [p for i, p in enumerate(parts) if i not in choice and p is not self._recurrent]
+        assert not unused, "the inputs of a part without layers would be in no graph"
         self.parts = list(parts)
         self.max_sequences = max_sequences
         self._choice = list(choice)
@@ -30,6 +35,8 @@ class LayeredCache:
     def layer(self, index: int) -> None:
         self._active = self.parts[self._choice[index]]
         self._active.layer(index)
+        if self._recurrent is not None:
+            self._recurrent.layer(index)
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         self._active.put(ctx, key, value)
@@ -38,8 +45,8 @@ class LayeredCache:
         return self._active.get(ctx)
 
     def states(self, ctx: Context) -> list[StateGroup]:
-        assert isinstance(self._active, StateCache), "this layer is not recurrent"
-        return self._active.states(ctx)
+        assert self._recurrent is not None, "no layer of this model is recurrent"
+        return self._recurrent.states(ctx)
 
     # For the runner.
 

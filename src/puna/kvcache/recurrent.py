@@ -16,11 +16,12 @@ import numpy as np
 from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import Attended, Limits, NotSupported
 from puna.kvcache.checkpoints import START, Checkpoints
-from puna.ml.backend import Backend, Context
+from puna.ml.backend import Backend, Context, row_bytes
 from puna.ml.tensor import DType, Tensor
 
-# Checkpoints per sequence, and tokens between them.
-N_CHECKPOINTS, INTERVAL = 8, 1024
+# Checkpoints per sequence at most, tokens between them, and bytes that those of all sequences may take. A state is 160 kB
+# in LFM2 1.2B and 75 MB in Qwen3-Next.
+N_CHECKPOINTS, INTERVAL, CHECKPOINT_BYTES = 8, 1024, 256 << 20
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ class StateGroup:
     pools: Mapping[str, Tensor]
     sources: Tensor
     targets: Tensor
+
+    def rows(self, x: Tensor, begin: int = 0, width: int = 0) -> Tensor:
+        """Values [begin, begin + width) of this group's rows of x [n_values, n], which is contiguous; all unless stated.
+
+        [width, n_rows, n_sequences], a view.
+        """
+        row = row_bytes(DType.F32, x.shape[0])
+        shape = (width or x.shape[0], self.n_rows, self.n_sequences)
+        return x.view(shape, (row, row * self.n_rows), row * self.begin + row_bytes(DType.F32, begin))
 
     def load(self, name: str) -> Tensor:
         """The states before this step: F32 [width, n_sequences]."""
@@ -66,9 +76,11 @@ class RecurrentCache:
         widths: Sequence[Mapping[str, int]],
         n_checkpoints: int = N_CHECKPOINTS,
         interval: int = INTERVAL,
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
         self.limits = limits
-        self.checkpoints = Checkpoints(limits.max_sequences, n_checkpoints, interval)
+        state_bytes = row_bytes(DType.F32, sum(sum(names.values()) for names in widths))
+        self.checkpoints = Checkpoints(limits.max_sequences, n_checkpoints, interval, checkpoint_bytes // state_bytes)
         self._pools = [
             {name: backend.storage(i, DType.F32, width, self.checkpoints.n_slots) for name, width in names.items()}
             for i, names in enumerate(widths)
@@ -110,6 +122,7 @@ class RecurrentCache:
         for sequence, row, _ in groups:
             position, length = int(batch.positions[row]), self.length(sequence)
             assert position == length, f"sequence {sequence} goes on at {length}, not at {position}"
+        self.checkpoints.start_step()
         slots = [self.checkpoints.advance(s, end - row) for s, row, end in groups]
         self._slots = np.array(slots, np.int64).T
         self._groups = _grouped([end - row for _, row, end in groups])

@@ -138,6 +138,27 @@ class Tensor(Protocol):
         and stand for no key.
         """
 
+    def ssm_conv(self, kernel: Self) -> Self:
+        """Each channel's convolution over time: self [width - 1 + n, channels, s], kernel [width, channels] give
+        [channels, n, s].
+        """
+
+    def ssm_scan(self, x: Self, dt: Self, a: Self, b: Self, c: Self, slots: Self) -> Self:
+        """A selective state space (Mamba-2) over n tokens of s sequences, from the states in these slots.
+
+        Shapes: self [d_state, head_dim, n_heads, n_slots], x [head_dim, n_heads, n, s], dt [n_heads, n, s] before its
+        softplus, a [1, n_heads], b and c [d_state, n_groups, n, s], slots I32 [s]. The result is flat: first the outputs
+        [head_dim, n_heads, n, s], then the new states [d_state, head_dim, n_heads, s].
+        """
+
+    def gated_delta_net(self, query: Self, key: Self, value: Self, decay: Self, beta: Self) -> Self:
+        """The gated delta rule over n tokens of s sequences.
+
+        Shapes: self, the states, [dim, dim, n_heads, s]; query and key [dim, n_key_heads, n, s], where head i of the
+        values goes with i modulo n_key_heads; value [dim, n_heads, n, s]; decay, in logarithms, and beta
+        [1, n_heads, n, s]. The result is flat: first the outputs [dim, n_heads, n, s], then the new states.
+        """
+
     def reshape(self, *shape: int) -> Self: ...
     def permute(self, a: int, b: int, c: int, d: int) -> Self:
         """Source axis i goes to the position given at i."""

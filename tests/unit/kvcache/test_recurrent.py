@@ -27,12 +27,17 @@ from tests.unit.kvcache.numpy_backend import ArrayBackend, ArrayContext, ArrayTe
 from tests.unit.kvcache.steps import DIM, HEADS
 
 WIDTHS = [{"conv": 3, "sum": 2}, {}, {"sum": 2}]
+STATE_BYTES = 4 * (3 + 2 + 2)
 
 
-def make(n_sequences: int = 3, n_checkpoints: int = 2, interval: int = 50) -> RecurrentCache:
+def make(n_sequences: int = 3, n_checkpoints: int = 2, interval: int = 50, n_shared: int = 1000) -> RecurrentCache:
+    """Room for n_shared checkpoints of all sequences together."""
     backend: Any = ArrayBackend(fill=0.0)
     limits = Limits(n_sequences, 10_000, 10_000)
-    return RecurrentCache(backend, limits, widths=WIDTHS, n_checkpoints=n_checkpoints, interval=interval)
+    n_bytes = n_shared * STATE_BYTES
+    return RecurrentCache(
+        backend, limits, widths=WIDTHS, n_checkpoints=n_checkpoints, interval=interval, checkpoint_bytes=n_bytes
+    )
 
 
 def step(cache: Any, counts: list[tuple[int, int]], value: float = 1.0, *, aborts: bool = False) -> list[tuple[float, float]]:
@@ -208,14 +213,46 @@ def test_no_checkpoints_at_all() -> None:
     assert [books.restore_point(0, n) for n in (399, 400, 450, 500)] == [0, 400, 400, 500]
 
 
-def test_slots_never_run_out() -> None:
-    cache = make(n_sequences=4, n_checkpoints=3, interval=16)
+@pytest.mark.parametrize("n_shared", [0, 1, 5, 100])
+def test_slots_never_run_out(n_shared: int) -> None:
+    cache = make(n_sequences=4, n_checkpoints=3, interval=16, n_shared=n_shared)
     for n in (20, 40, 17, 33, 18):
         step(cache, [(s, n) for s in range(4)])
     for s in (1, 2, 3):
         cache.copy_prefix(0, s, 110)
         for n in (16, 30, 40, 50, 60):
             step(cache, [(t, n) for t in range(s + 1)])
+
+
+def test_large_states_have_fewer_checkpoints() -> None:
+    backend: Any = ArrayBackend(fill=0.0)
+    n_values = 1 << 20
+
+    def n_slots(n_bytes: int) -> int:
+        widths = [{"s": n_values // 2}, {"s": n_values // 2}]
+        cache = RecurrentCache(backend, Limits(2, 100, 100), widths=widths, n_checkpoints=3, checkpoint_bytes=n_bytes)
+        return cache.checkpoints.n_slots
+
+    assert [n_slots(n * 4 * n_values) for n in (0, 1, 5, 100)] == [5, 6, 10, 11]
+
+
+def test_who_holds_most_gives_up_its_oldest() -> None:
+    cache = make(n_sequences=2, n_checkpoints=4, interval=20, n_shared=2)
+    grown(cache, [20, 40, 60, 80, 100])  # four slots of its own and the room that is shared
+    for count in (30, 30, 30):
+        step(cache, [(1, count)])
+    assert [resume_point(cache, 1, n) for n in (30, 60, 90)] == [30, 60, 90]
+    assert [resume_point(cache, 0, n) for n in (20, 40, 60, 100)] == [0, 0, 60, 100]
+
+
+def test_a_step_of_all_sequences_can_be_undone_in_the_smallest_room() -> None:
+    cache = make(n_shared=0)
+    for _ in range(3):
+        step(cache, [(0, 20), (1, 20), (2, 20)])
+    step(cache, [(0, 5), (1, 5), (2, 5)], aborts=True)
+    for s in range(3):
+        cache.remove(s, 60)
+    assert step(cache, [(0, 1), (1, 1), (2, 1)]) == [(60, 60)] * 3
 
 
 def test_reserving_takes_nothing() -> None:
@@ -228,14 +265,14 @@ def test_reserving_takes_nothing() -> None:
 class AnyOrder(RuleBasedStateMachine):
     """Any operations in any order: the state is that of the values that a list per sequence holds."""
 
-    @initialize(n_checkpoints=st.integers(0, 3), interval=st.sampled_from([1, 30, 1000]))
-    def start(self, n_checkpoints: int, interval: int) -> None:
-        self.cache = self.build(n_checkpoints, interval)
+    @initialize(n_checkpoints=st.integers(0, 3), interval=st.sampled_from([1, 30, 1000]), n_shared=st.sampled_from([0, 2, 99]))
+    def start(self, n_checkpoints: int, interval: int, n_shared: int) -> None:
+        self.cache = self.build(n_checkpoints, interval, n_shared)
         self.held: list[list[float]] = [[], [], []]
         self.value = 0.0
 
-    def build(self, n_checkpoints: int, interval: int) -> Any:
-        return make(3, n_checkpoints, interval)
+    def build(self, n_checkpoints: int, interval: int, n_shared: int) -> Any:
+        return make(3, n_checkpoints, interval, n_shared)
 
     @rule(counts=st.lists(st.integers(0, 40), min_size=3, max_size=3), aborts=st.booleans())
     def forward(self, counts: list[int], aborts: bool) -> None:
@@ -285,14 +322,14 @@ class AnyOrder(RuleBasedStateMachine):
 class Hybrid(AnyOrder):
     """The same, with full attention and a window beside the recurrent layers: all parts stay of one length."""
 
-    def build(self, n_checkpoints: int, interval: int) -> Any:
+    def build(self, n_checkpoints: int, interval: int, n_shared: int) -> Any:
         backend: Any = ArrayBackend(fill=0.0)
         limits = Limits(3, 4000, 120)
 
         def attention(reach: Reach) -> CausalCache:
             return CausalCache(backend, limits, n_kv_heads=[HEADS], head_dim_k=DIM, head_dim_v=DIM, reach=reach)
 
-        parts: list[Any] = [make(3, n_checkpoints, interval), attention(Reach()), attention(Reach(window=40))]
+        parts: list[Any] = [make(3, n_checkpoints, interval, n_shared), attention(Reach()), attention(Reach(window=40))]
         return LayeredCache(parts, [0, 1, 0, 2], 3)
 
 

@@ -179,6 +179,21 @@ class GGMLTensor:
             ggml().ggml_flash_attn_ext_add_sinks(node, sinks.address)
         return GGMLTensor(node, self.graph)
 
+    def ssm_conv(self, kernel: GGMLTensor) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_ssm_conv(self.graph, self.address, kernel.address), self.graph)
+
+    def ssm_scan(
+        self, x: GGMLTensor, dt: GGMLTensor, a: GGMLTensor, b: GGMLTensor, c: GGMLTensor, slots: GGMLTensor
+    ) -> GGMLTensor:
+        operands = (self, x, dt, a, b, c, slots)
+        return GGMLTensor(ggml().ggml_ssm_scan(x.graph, *(t.address for t in operands), 1), x.graph)
+
+    def gated_delta_net(
+        self, query: GGMLTensor, key: GGMLTensor, value: GGMLTensor, decay: GGMLTensor, beta: GGMLTensor
+    ) -> GGMLTensor:
+        operands = (query, key, value, decay, beta, self)
+        return GGMLTensor(ggml().ggml_gated_delta_net(value.graph, *(t.address for t in operands), 1), value.graph)
+
     def reshape(self, *shape: int) -> GGMLTensor:
         function = (ggml().ggml_reshape_1d, ggml().ggml_reshape_2d, ggml().ggml_reshape_3d, ggml().ggml_reshape_4d)[
             len(shape) - 1
