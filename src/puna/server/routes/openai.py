@@ -159,7 +159,12 @@ async def completions(request: Request) -> Response:
     caller = Caller.of(request)
     message = await read_json(request, api.CompletionRequest)
     model = await caller.open(message.model)
-    given = {"model": message.model, "prompt": message.prompt, "suffix": message.suffix, "options": message.options}
+    given: dict[str, Any] = {
+        "model": message.model,
+        "prompt": message.prompt,
+        "suffix": message.suffix,
+        "options": message.options,
+    }
     given |= {"regex": message.regex, "lark": message.lark, "raw": not message.suffix and not has_template(model)}
     native = GenerateRequest.model_validate(given)
     job = generate_job(caller, model, native, DEFAULTS)
