@@ -46,8 +46,18 @@ class Options:
 class LlamaModel:
     """The model, what it keeps of past tokens, and its forward pass. Ask for nothing but figures before load."""
 
-    def __init__(self, file: GGUFFile, limits: Limits, options: Options, *, max_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        file: GGUFFile,
+        limits: Limits,
+        options: Options,
+        *,
+        whole_texts: Limits | None = None,
+        max_rows: int | None = None,
+    ) -> None:
         """Takes over the file. *max_rows* of one batch may be asked for; by default one for each sequence.
+
+        *whole_texts* are the limits instead where a text must be in one batch as a whole.
 
         Errors: UnsupportedModel, MissingTensors, FileFormatError, BadRequest, OutOfMemory, LoadError.
         """
@@ -66,12 +76,12 @@ class LlamaModel:
             self._layers = _last_layers(options.layers, self._n_layers)
             self._placement = _placement(self._layers)
             self.limits = replace(limits, max_sequences=min(limits.max_sequences, MAX_SEQUENCES), n_pool=_n_cells(file, limits))
-            self._look(max_rows)
+            self._look(whole_texts or limits, max_rows)
         except BaseException:
             self.close()
             raise
 
-    def _look(self, max_rows: int | None) -> None:
+    def _look(self, whole_texts: Limits, max_rows: int | None) -> None:
         with captured() as lines:
             model = self._load(is_dry=True)
         if model is None:
@@ -81,11 +91,12 @@ class LlamaModel:
         self._needs_whole_steps = model.is_recurrent or model.is_hybrid
         self._context_options = self._plan(max_rows)
         context = self._create(model)
-        # Whoever sees tokens after it, or is judged as a whole, needs all of the text in one batch.
+        # Where tokens see those after them, or all are judged together, a text is computed in one batch.
         self.sees_whole_text = context.memory is None or not context.is_causal or self._options.pooling == POOLING_TYPE_RANK
-        if self.sees_whole_text and self._options.pooling != POOLING_TYPE_NONE:
+        if self.sees_whole_text:
             context.close()
-            self._context_options = replace(self._context_options, pooling=POOLING_TYPE_UNSPECIFIED)
+            self.limits = whole_texts
+            self._context_options = replace(self._plan(max_rows), pooling=POOLING_TYPE_UNSPECIFIED)
             context = self._create(model)
         self.n_vocab = model.n_vocab
         self.cache = self._make_cache(model, context)
@@ -184,6 +195,10 @@ class LlamaModel:
     def memory(self) -> MemoryReport:
         is_mapped = self._options.use_mmap and not self._options.use_repacking
         return memory_report(self.file, self._n_layers, self._layers, self._sizes, is_mapped)
+
+    def set_threads(self, n_threads: int) -> None:
+        """Between two steps."""
+        self.context.set_threads(n_threads)
 
     def abort(self) -> None:
         """Make the load, or the running step if it may be broken off, end early; from any thread."""

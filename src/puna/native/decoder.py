@@ -175,6 +175,9 @@ class Context:
         )
         return status == 0
 
+    def set_threads(self, n_threads: int) -> None:
+        llama().llama_set_n_threads(self.address, n_threads, n_threads)
+
     def set_abortable(self, is_abortable: bool) -> None:
         o = self._options
         function, data = (o.abort_function, o.abort_data) if is_abortable else (0, 0)
