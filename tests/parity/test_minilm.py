@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pytest
 
 from puna.gguf.convert.bert import convert
+from puna.gguf.convert.checkpoint import Checkpoint
 from puna.store.sources.pip import Pip, Wheel
 from puna.tokenizer.tokenizer import Tokenizer
 from tests.parity.test_embeddings import Running, cosines, reference
@@ -60,7 +61,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(checkpoint: Path) -> Path:
-    convert(checkpoint, checkpoint / "minilm.gguf")
+    convert(Checkpoint.of_folder(checkpoint), checkpoint / "minilm.gguf")
     return checkpoint / "minilm.gguf"
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.errors import FileFormatError, UnsupportedModel
-from puna.gguf.convert.bert import convert
+from puna.gguf.convert.bert import convert as convert_bert
+from puna.gguf.convert.checkpoint import Checkpoint
 from puna.gguf.convert.safetensors import SafetensorsFile
 from puna.gguf.reader import GGUFFile
 
@@ -37,6 +38,10 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray[Any, Any]], dtyp
         data += values.tobytes()
     encoded = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+
+
+def convert(folder: Path, target: Path) -> None:
+    convert_bert(Checkpoint.of_folder(folder), target)
 
 
 def tensors(prefix: str = "") -> dict[str, np.ndarray[Any, Any]]:

@@ -1,31 +1,26 @@
 """A BERT sentence encoder as sentence-transformers stores it, to GGUF.
 
-Reads config.json, model.safetensors, vocab.txt and the description of the pooling. Matrices become F16, all else F32.
+Reads config.json, vocab.txt or tokenizer.json, the description of the pooling, and the tensors.
 Source: the names and keys are llama.cpp's for this architecture.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from puna.errors import FileFormatError, UnsupportedModel
-from puna.gguf.convert.safetensors import SafetensorsFile
+from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, Tensors, ignore
+from puna.gguf.convert.output import Output, file_type
+from puna.gguf.convert.vocabulary import CONTROL, NORMAL, UNKNOWN
 from puna.gguf.types import ValueType
 from puna.gguf.writer import GGUFWriter
 
-T = TypeVar("T")
-
-MAX_TEXT_BYTES = 64 << 20
-NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # token types as GGUF numbers them
-_FILE_TYPE_F16 = 1
+MAX_LAYERS = 1024
 
 
-class Config(msgspec.Struct):
+class Config(msgspec.Struct, frozen=True):
     """The part of config.json that matters."""
 
     hidden_size: int
@@ -40,7 +35,7 @@ class Config(msgspec.Struct):
     model_type: str = "bert"
 
 
-class PoolingConfig(msgspec.Struct):
+class PoolingConfig(msgspec.Struct, frozen=True):
     """1_Pooling/config.json"""
 
     pooling_mode_cls_token: bool = False
@@ -48,11 +43,20 @@ class PoolingConfig(msgspec.Struct):
     pooling_mode_lasttoken: bool = False
 
 
-class _Module(msgspec.Struct):
+class _Module(msgspec.Struct, frozen=True):
     """One line of modules.json: what a sentence-transformers model consists of."""
 
     path: str
     type: str
+
+
+class _WordPiece(msgspec.Struct, frozen=True):
+    vocab: dict[str, int]
+    type: str = ""
+
+
+class _TokenizerFile(msgspec.Struct, frozen=True):
+    model: _WordPiece
 
 
 # Parts of a layer: name in the checkpoint, name in GGUF.
@@ -85,46 +89,52 @@ _SPECIAL = {
 }
 
 
-def convert(folder: Path, target: Path) -> None:
-    """Write *target* from a checkpoint's folder.
+def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> None:
+    """Write *target* from a checkpoint.
 
     Errors: FileFormatError naming the file; UnsupportedModel for a BERT of another build.
     """
-    config = _config(folder)
+    config = _config(checkpoint)
+    pooling, pieces = _pooling(checkpoint), _pieces(checkpoint)
     writer = GGUFWriter("bert")
-    _add_options(writer, config, _pooling(folder))
-    n_tokens = _add_vocabulary(writer, folder / "vocab.txt")
-    with SafetensorsFile(folder / "model.safetensors") as file:
-        _add_tensors(writer, file, config, n_tokens)
-        writer.write(target)
+    with checkpoint.tensors() as tensors:
+        prefix = "bert." if "bert.embeddings.word_embeddings.weight" in tensors else ""
+        words = f"{prefix}embeddings.word_embeddings.weight"
+        _add_options(writer, config, pooling, file_type(tensors, words))
+        _add_vocabulary(writer, pieces)
+        output = Output(writer, tensors)
+        _add_tensors(output, prefix, config, _n_words(tensors, words, len(pieces)))
+        output.write(target, on_bytes)
 
 
-def _config(folder: Path) -> Config:
-    config = _decoded(folder / "config.json", Config)
+def _config(checkpoint: Checkpoint) -> Config:
+    config = checkpoint.decoded("config.json", Config)
     built = (config.model_type, config.hidden_act, config.position_embedding_type)
     if config.model_type != "bert" or config.hidden_act not in ("gelu", "gelu_new") or built[2] != "absolute":
-        raise UnsupportedModel(f"{folder}: a BERT with {', '.join(built)} cannot be converted")
+        raise UnsupportedModel(f"config.json: a BERT with {', '.join(built)} cannot be converted")
+    if not 0 < config.num_hidden_layers <= MAX_LAYERS:
+        raise FileFormatError(f"config.json: num_hidden_layers is {config.num_hidden_layers}")
     return config
 
 
-def _pooling(folder: Path) -> int:
+def _pooling(checkpoint: Checkpoint) -> int:
     """The number GGUF has for it; a checkpoint without a word about it is pooled by the mean, as the field does."""
-    path = folder / "1_Pooling" / "config.json"
-    if (folder / "modules.json").exists():
-        modules = _decoded(folder / "modules.json", list[_Module])
+    name = "1_Pooling/config.json"
+    if checkpoint.has("modules.json"):
+        modules = checkpoint.decoded("modules.json", list[_Module])
         if not any(module.type.endswith(".Pooling") and module.path == "1_Pooling" for module in modules):
-            raise UnsupportedModel(f"{folder}: modules.json names no pooling in 1_Pooling")
-    elif not path.exists():
+            raise UnsupportedModel("modules.json names no pooling in 1_Pooling")
+    elif not checkpoint.has(name):
         return 1
-    config = _decoded(path, PoolingConfig)
+    config = checkpoint.decoded(name, PoolingConfig)
     chosen = (config.pooling_mode_mean_tokens, config.pooling_mode_cls_token, config.pooling_mode_lasttoken)
     if sum(chosen) != 1:
-        raise UnsupportedModel(f"{path}: of the poolings mean, first and last token exactly one can be converted")
+        raise UnsupportedModel(f"{name}: of the poolings mean, first and last token exactly one can be converted")
     return 1 + chosen.index(True)
 
 
-def _add_options(writer: GGUFWriter, config: Config, pooling: int) -> None:
-    writer.add("general.file_type", _FILE_TYPE_F16)
+def _add_options(writer: GGUFWriter, config: Config, pooling: int, file_type: int) -> None:
+    writer.add("general.file_type", file_type)
     numbers = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -140,24 +150,39 @@ def _add_options(writer: GGUFWriter, config: Config, pooling: int) -> None:
     writer.add("tokenizer.ggml.token_type_count", config.type_vocab_size, ValueType.UINT32)
 
 
-def _add_vocabulary(writer: GGUFWriter, path: Path) -> int:
-    """WordPiece pieces, with U+2581 before those that begin a word instead of ## before those that do not."""
-    pieces = _read(path).decode("utf-8", "replace").split("\n")
-    pieces = pieces[:-1] if not pieces[-1] else pieces
-    ids = {piece: number for number, piece in enumerate(pieces)}
-    missing = [piece for piece in dict.fromkeys(_SPECIAL.values()) if piece not in ids]
+def _pieces(checkpoint: Checkpoint) -> list[str]:
+    """The vocabulary by token, from vocab.txt or tokenizer.json.
+
+    Errors: FileFormatError.
+    """
+    if not checkpoint.has("vocab.txt") and checkpoint.has("tokenizer.json"):
+        model = checkpoint.decoded("tokenizer.json", _TokenizerFile).model
+        pieces = sorted(model.vocab, key=model.vocab.__getitem__)
+        if model.type not in ("", "WordPiece") or sorted(model.vocab.values()) != list(range(len(pieces))):
+            raise UnsupportedModel("tokenizer.json: no WordPiece vocabulary with a piece for every number")
+        name = "tokenizer.json"
+    else:
+        name = "vocab.txt"
+        pieces = [piece.rstrip("\r") for piece in checkpoint.read(name).decode("utf-8", "replace").split("\n")]
+        pieces = pieces[:-1] if not pieces[-1] else pieces
+    missing = [piece for piece in dict.fromkeys(_SPECIAL.values()) if piece not in pieces]
     if missing:
-        raise FileFormatError(f"{path}: the vocabulary lacks {', '.join(missing)}")
+        raise FileFormatError(f"{name}: the vocabulary lacks {', '.join(missing)}")
+    return pieces
+
+
+def _add_vocabulary(writer: GGUFWriter, pieces: list[str]) -> None:
+    """WordPiece pieces, with U+2581 before those that begin a word instead of ## before those that do not."""
+    ids = {piece: number for number, piece in enumerate(pieces)}
     kinds = [NORMAL] * len(pieces)
     for piece in _SPECIAL.values():
         kinds[ids[piece]] = UNKNOWN if piece == "[UNK]" else CONTROL
     writer.add("tokenizer.ggml.model", "bert")
     writer.add("tokenizer.ggml.pre", "default")
-    writer.add("tokenizer.ggml.tokens", [_marked(piece.rstrip("\r")) for piece in pieces])
+    writer.add("tokenizer.ggml.tokens", [_marked(piece) for piece in pieces])
     writer.add("tokenizer.ggml.token_type", kinds, element=ValueType.INT32)
     for role, piece in _SPECIAL.items():
         writer.add(f"tokenizer.ggml.{role}_token_id", ids[piece], ValueType.UINT32)
-    return len(pieces)
 
 
 def _marked(piece: str) -> str:
@@ -166,41 +191,25 @@ def _marked(piece: str) -> str:
     return piece[2:] if piece.startswith("##") and len(piece) > 2 else "\u2581" + piece
 
 
-def _add_tensors(writer: GGUFWriter, file: SafetensorsFile, config: Config, n_tokens: int) -> None:
-    prefix = "bert." if "bert.embeddings.word_embeddings.weight" in file.tensors else ""
-    names = {f"{prefix}embeddings.{name}": ours for name, ours in _EMBEDDINGS.items()}
+def _n_words(tensors: Tensors, name: str, n_pieces: int) -> int:
+    """Rows of the table of embeddings: some have more than the vocabulary needs."""
+    n_rows = (*tensors.stored(name).shape, 0)[0]
+    if n_rows < n_pieces:
+        raise FileFormatError(f"{tensors.home(name).name}: {n_rows} embeddings for a vocabulary of {n_pieces}")
+    return n_rows
+
+
+def _add_tensors(output: Output, prefix: str, config: Config, n_words: int) -> None:
+    width, inner = config.hidden_size, config.intermediate_size
+    tables = {"word": n_words, "position": config.max_position_embeddings, "token_type": config.type_vocab_size}
+    for name, ours in _EMBEDDINGS.items():
+        table = name.removesuffix("_embeddings.weight")
+        shape = (tables[table], width) if table in tables else (width,)
+        output.add(ours, f"{prefix}embeddings.{name}", shape, is_exact=ours in _TABLES)
     for i in range(config.num_hidden_layers):
         for name, ours in _LAYER.items():
-            for part in ("weight", "bias"):
-                names[f"{prefix}encoder.layer.{i}.{name}.{part}"] = f"blk.{i}.{ours}.{part}"
-    for name, ours in names.items():
-        values = file.floats(name)
-        if values.ndim not in (1, 2) or not values.size:
-            raise FileFormatError(f"{file.path}: tensor {name} has the shape {list(values.shape)}")
-        if ours == "token_embd.weight" and len(values) < n_tokens:
-            raise FileFormatError(f"{file.path}: {len(values)} embeddings for a vocabulary of {n_tokens}")
-        is_matrix = values.ndim == 2 and ours not in _TABLES
-        writer.add_tensor(ours, _halved(values, name) if is_matrix else values)
-
-
-def _halved(values: npt.NDArray[np.float32], name: str) -> npt.NDArray[np.float16]:
-    if np.abs(values).max(initial=0.0) > np.finfo(np.float16).max:
-        raise UnsupportedModel(f"tensor {name} has values that a 16-bit number cannot hold")
-    return values.astype(np.float16)
-
-
-def _decoded(path: Path, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(_read(path), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path}: {error}") from error
-
-
-def _read(path: Path) -> bytes:
-    """Errors: FileFormatError when the file is missing or too large for a text."""
-    try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise FileFormatError(f"{path}: larger than {MAX_TEXT_BYTES} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(f"{path}: {error.strerror}") from error
+            n_out = inner if ours == "ffn_up" else width
+            n_in = inner if ours == "ffn_down" else width
+            weight = (n_out,) if ours.endswith("norm") else (n_out, n_in)
+            for part, shape in (("weight", weight), ("bias", (n_out,))):
+                output.add(f"blk.{i}.{ours}.{part}", f"{prefix}encoder.layer.{i}.{name}.{part}", shape)

@@ -22,7 +22,22 @@ from puna.errors import FileFormatError
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
 MAX_DIMENSIONS = 8
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+FLOATS = ("F64", "F32", "F16", "BF16")
+_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "u1",
+}
 
 
 class _Entry(msgspec.Struct):
@@ -40,33 +55,46 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """An open file; a context manager.
+    """An open file; a context manager. *name* stands for it in messages.
 
     Errors: FileFormatError naming the tensor, from the constructor.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.name = name or str(path)
         with path.open("rb") as file:
             size = path.stat().st_size
-            header = _read_header(path, file.read(8), size)
-            self.tensors = _check(path, _parse(path, file.read(header)), 8 + header, size)
+            header = _read_header(self.name, file.read(8), size)
+            self.tensors = _check(self.name, _parse(self.name, file.read(header)), 8 + header, size)
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def check_floats(self, name: str) -> StoredTensor:
+        """Errors: FileFormatError when it is not there or holds no floating point numbers."""
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise FileFormatError(f"{self.name}: there is no tensor {name}")
+        if stored.dtype not in FLOATS:
+            raise FileFormatError(f"{self.name}: tensor {name} is of type {stored.dtype}, not of floating point numbers")
+        return stored
+
+    def raw(self, name: str) -> npt.NDArray[Any]:
+        """A copy of the stored numbers; those of type BF16 as uint16.
+
+        Errors: as check_floats.
+        """
+        stored = self.check_floats(name)
+        content = self._map[stored.begin : stored.begin + stored.n_bytes]
+        return np.frombuffer(content, _DTYPES[stored.dtype]).reshape(stored.shape)
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """A copy as float32.
 
-        Errors: FileFormatError when it is not there or holds no floating point numbers.
+        Errors: as check_floats.
         """
-        stored = self.tensors.get(name)
-        if stored is None:
-            raise FileFormatError(f"{self.path}: there is no tensor {name}")
-        if stored.dtype not in ("F64", "F32", "F16", "BF16"):
-            raise FileFormatError(f"{self.path}: tensor {name} is of type {stored.dtype}, not of floating point numbers")
-        raw = np.frombuffer(self._map[stored.begin : stored.begin + stored.n_bytes], _DTYPES[stored.dtype])
-        if stored.dtype == "BF16":  # the upper half of a float32
+        raw = self.raw(name)
+        if self.tensors[name].dtype == "BF16":  # the upper half of a float32
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
-        return raw.astype(np.float32).reshape(stored.shape)
+        return raw.astype(np.float32)
 
     def close(self) -> None:
         self._map.close()
@@ -78,36 +106,36 @@ class SafetensorsFile:
         self.close()
 
 
-def _read_header(path: Path, length: bytes, size: int) -> int:
+def _read_header(name: str, length: bytes, size: int) -> int:
     if len(length) < 8:
-        raise FileFormatError(f"{path}: too short for a safetensors file")
+        raise FileFormatError(f"{name}: too short for a safetensors file")
     (header,) = struct.unpack("<Q", length)
     if header > min(MAX_HEADER_BYTES, size - 8):
-        raise FileFormatError(f"{path}: a header of {header} bytes does not fit a file of {size}")
+        raise FileFormatError(f"{name}: a header of {header} bytes does not fit a file of {size}")
     return int(header)
 
 
-def _parse(path: Path, header: bytes) -> dict[str, _Entry]:
+def _parse(file: str, header: bytes) -> dict[str, _Entry]:
     try:
         entries = msgspec.json.decode(header, type=dict[str, Any])
         entries.pop("__metadata__", None)
         return msgspec.convert(entries, dict[str, _Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path}: the header is not what a safetensors file has: {error}") from error
+        raise FileFormatError(f"{file}: the header is not what a safetensors file has: {error}") from error
 
 
-def _check(path: Path, entries: dict[str, _Entry], data: int, size: int) -> dict[str, StoredTensor]:
+def _check(file: str, entries: dict[str, _Entry], data: int, size: int) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for name, entry in entries.items():
         begin, end = entry.data_offsets
         if entry.dtype not in _DTYPES:
-            raise FileFormatError(f"{path}: tensor {name[:200]} is of type {entry.dtype[:20]}, which is not supported")
+            raise FileFormatError(f"{file}: tensor {name[:200]} is of type {entry.dtype[:20]}, which is not supported")
         if len(entry.shape) > MAX_DIMENSIONS or any(not 0 <= extent < 1 << 48 for extent in entry.shape):
-            raise FileFormatError(f"{path}: tensor {name[:200]} has an impossible shape")
+            raise FileFormatError(f"{file}: tensor {name[:200]} has an impossible shape")
         n_bytes = prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize
         if not 0 <= begin <= end <= size - data or end - begin != n_bytes:
             raise FileFormatError(
-                f"{path}: tensor {name[:200]} lies at {begin}..{end}, needs {n_bytes} bytes; the file ends before"
+                f"{file}: tensor {name[:200]} lies at {begin}..{end}, needs {n_bytes} bytes; the file ends before"
             )
         tensors[name] = StoredTensor(entry.dtype, tuple(entry.shape), data + begin, n_bytes)
     return tensors

@@ -1,0 +1,293 @@
+"""Llama and the models of its shape (Mistral, Qwen 2 and 3) as their authors publish them, to GGUF.
+
+Reads config.json, the tokenizer's files and the tensors. Names, keys, the order of rows and the frequency factors are
+llama.cpp's for these architectures. Mistral's window is not written: llama.cpp's architecture ``llama`` has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from puna.errors import FileFormatError, UnsupportedModel
+from puna.gguf.convert import vocabulary
+from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, Tensors, ignore
+from puna.gguf.convert.output import Output, Rows, file_type
+from puna.gguf.types import ValueType
+from puna.gguf.writer import GGUFWriter
+
+MAX_LAYERS = 1024
+MAX_HEADS = 1 << 16
+MAX_TOKENS = 1 << 22
+_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class Config(msgspec.Struct, frozen=True):
+    """The part of config.json that matters."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None  # newer checkpoints: all about the rotation in one place
+    tie_word_embeddings: bool = False
+    use_sliding_window: bool = False
+    hidden_act: str = "silu"
+    partial_rotary_factor: float = 1.0
+    bos_token_id: int | list[int] | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | list[int] | None = None
+
+    @property
+    def n_kv_heads(self) -> int:
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden_size // max(1, self.num_attention_heads)
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        return self.rope_parameters or self.rope_scaling or {}
+
+    def check(self) -> None:
+        """Errors: FileFormatError naming the field; UnsupportedModel for an arithmetic that the architecture has not."""
+        limits = {
+            "hidden_size": 1 << 20,
+            "num_hidden_layers": MAX_LAYERS,
+            "num_attention_heads": MAX_HEADS,
+            "intermediate_size": 1 << 24,
+            "max_position_embeddings": 1 << 31,
+            "n_kv_heads": MAX_HEADS,
+            "head_width": 1 << 16,
+        }
+        for name, limit in limits.items():
+            if not 0 < getattr(self, name) <= limit:
+                raise FileFormatError(f"config.json: {name} is {getattr(self, name)}, not from 1 to {limit}")
+        if self.num_attention_heads % self.n_kv_heads or self.head_width % 2:
+            raise FileFormatError(
+                f"config.json: {self.num_attention_heads} heads of {self.head_width} cannot share {self.n_kv_heads} for keys"
+            )
+        if not (math.isfinite(self.rms_norm_eps) and self.rms_norm_eps > 0):
+            raise FileFormatError(f"config.json: rms_norm_eps is {self.rms_norm_eps}")
+        if self.hidden_act != "silu" or self.partial_rotary_factor != 1.0 or self.use_sliding_window:
+            raise UnsupportedModel(
+                "config.json: only models with hidden_act silu, whole heads rotated and no sliding window can be converted"
+            )
+
+
+@dataclass(frozen=True)
+class Family:
+    """How an architecture of this shape differs from Llama."""
+
+    architecture: str
+    interleaves: bool = False  # rotation turns neighbouring rows; checkpoints keep the two halves of a head apart
+    normalises_heads: bool = False
+    needs_biases: bool = False  # of queries, keys and values
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", interleaves=True),
+    "MistralForCausalLM": Family("llama", interleaves=True),
+    "Qwen2ForCausalLM": Family("qwen2", needs_biases=True),
+    "Qwen3ForCausalLM": Family("qwen3", normalises_heads=True),
+}
+
+
+class _Architectures(msgspec.Struct, frozen=True):
+    architectures: list[str] = []
+
+
+def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> None:
+    """Write *target* from a checkpoint.
+
+    Errors: FileFormatError naming file and tensor; UnsupportedModel for what has no counterpart in GGUF.
+    """
+    names = checkpoint.decoded("config.json", _Architectures).architectures
+    family = FAMILIES.get(names[0] if names else "")
+    if family is None:
+        raise UnsupportedModel(f"config.json: architecture {names[:1]} is none of {', '.join(FAMILIES)}")
+    config = checkpoint.decoded("config.json", Config)
+    config.check()
+    with checkpoint.tensors() as tensors:
+        n_tokens = _n_tokens(tensors, config)
+        ids = msgspec.structs.asdict(config)
+        words = vocabulary.read(checkpoint, n_tokens, ids)
+        writer = GGUFWriter(family.architecture)
+        writer.add("general.file_type", file_type(tensors, _TABLE), ValueType.UINT32)
+        _add_options(writer, family, config, n_tokens)
+        words.add_to(writer)
+        output = Output(writer, tensors)
+        for name, (source, shape, n_heads) in _layout(family, config, n_tokens, tensors).items():
+            output.add(name, source, shape, _interleaved(n_heads) if n_heads else _same)
+        factors = _frequency_factors(config)
+        if factors is not None:
+            writer.add_tensor("rope_freqs.weight", factors)
+        output.write(target, on_bytes)
+
+
+def _n_tokens(tensors: Tensors, config: Config) -> int:
+    """Rows of the table of embeddings."""
+    shape = tensors.stored(_TABLE).shape
+    if len(shape) != 2 or shape[1] != config.hidden_size or not 0 < shape[0] <= MAX_TOKENS:
+        raise FileFormatError(
+            f"{tensors.home(_TABLE).name}: tensor {_TABLE} has the shape {list(shape)}, not up to {MAX_TOKENS} rows of "
+            f"{config.hidden_size}"
+        )
+    return shape[0]
+
+
+def _add_options(writer: GGUFWriter, family: Family, config: Config, n_tokens: int) -> None:
+    numbers = {
+        "vocab_size": n_tokens,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.n_kv_heads,
+        "rope.dimension_count": config.head_width,
+    }
+    if config.head_width * config.num_attention_heads != config.hidden_size or family.normalises_heads:
+        numbers |= {"attention.key_length": config.head_width, "attention.value_length": config.head_width}
+    for key, number in numbers.items():
+        writer.add(f"{family.architecture}.{key}", number, ValueType.UINT32)
+    floats = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.freq_base": _rope_base(config)}
+    for key, value in (floats | _scaling(config)).items():
+        writer.add(f"{family.architecture}.{key}", value)
+
+
+def _rope_base(config: Config) -> float:
+    base = _number(config.rope, "rope_theta", config.rope_theta)
+    if base <= 0:
+        raise FileFormatError(f"config.json: rope_theta is {base}")
+    return base
+
+
+def _rope_type(config: Config) -> str:
+    """Errors: UnsupportedModel."""
+    kind = config.rope.get("rope_type", config.rope.get("type", "default")) or "default"
+    if kind not in ("default", "dynamic", "linear", "yarn", "llama3"):
+        raise UnsupportedModel(f"config.json: a rotation of type {str(kind)[:40]!r} cannot be converted")
+    # Dynamic scaling changes nothing within the length that the model was trained for.
+    return "default" if kind == "dynamic" else str(kind)
+
+
+def _scaling(config: Config) -> dict[str, Any]:
+    kind, rope = _rope_type(config), config.rope
+    if kind not in ("linear", "yarn"):
+        return {}
+    if kind == "yarn" and any(rope.get(name) is not None for name in ("attention_factor", "mscale", "mscale_all_dim")):
+        raise UnsupportedModel("config.json: YaRN with a magnitude of its own cannot be converted")
+    found: dict[str, Any] = {"rope.scaling.type": kind, "rope.scaling.factor": _positive(rope, "factor")}
+    if kind == "yarn":
+        original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+        found["rope.scaling.original_context_length"] = int(_positive({"original": original}, "original"))
+        for name in ("beta_fast", "beta_slow"):
+            if rope.get(name) is not None:
+                found[f"rope.scaling.yarn_{name}"] = _positive(rope, name)
+    return found
+
+
+def _frequency_factors(config: Config) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    """What Llama 3.1 divides each frequency by: nothing for fast ones, the factor for slow ones, a blend between."""
+    if _rope_type(config) != "llama3":
+        return None
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, original = (_positive(config.rope, name) for name in names)
+    if high <= low:
+        raise FileFormatError(f"config.json: high_freq_factor {high} is not above low_freq_factor {low}")
+    half = config.head_width // 2
+    wavelengths = 2 * math.pi * _rope_base(config) ** (np.arange(half) / half)
+    blend = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    return np.asarray(1 / ((1 - blend) / factor + blend), np.float32)
+
+
+def _number(options: Mapping[str, Any], name: str, default: float) -> float:
+    value = options.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise FileFormatError(f"config.json: {name} is {str(value)[:60]}, not a number")
+    return float(value)
+
+
+def _positive(options: Mapping[str, Any], name: str) -> float:
+    value = _number(options, name, math.nan)
+    if not 0 < value < 1 << 31:
+        raise FileFormatError(f"config.json: {name} is {value}")
+    return value
+
+
+def _same(rows: Rows) -> Rows:
+    return rows
+
+
+def _interleaved(n_heads: int) -> Any:
+    """The rows of each head so that those which are rotated together stand beside each other."""
+
+    def rearrange(rows: Rows) -> Rows:
+        return rows.reshape(n_heads, 2, rows.shape[0] // n_heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+    return rearrange
+
+
+_Place = tuple[str, tuple[int, ...], int]  # tensor of the checkpoint, its shape, heads whose rows change their order
+
+
+def _layout(family: Family, config: Config, n_tokens: int, tensors: Tensors) -> dict[str, _Place]:
+    """Every tensor of the GGUF file.
+
+    Errors: UnsupportedModel naming a tensor of the checkpoint that has no place in it.
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    q_width, kv_width = config.num_attention_heads * config.head_width, config.n_kv_heads * config.head_width
+    turned = (config.num_attention_heads, config.n_kv_heads) if family.interleaves else (0, 0)
+    places: dict[str, _Place] = {
+        "token_embd.weight": (_TABLE, (n_tokens, width), 0),
+        "output_norm.weight": ("model.norm.weight", (width,), 0),
+    }
+    if not config.tie_word_embeddings:
+        places["output.weight"] = (_HEAD, (n_tokens, width), 0)
+    matrices = {
+        "attn_q": ("self_attn.q_proj", q_width, width, turned[0]),
+        "attn_k": ("self_attn.k_proj", kv_width, width, turned[1]),
+        "attn_v": ("self_attn.v_proj", kv_width, width, 0),
+        "attn_output": ("self_attn.o_proj", width, q_width, 0),
+        "ffn_gate": ("mlp.gate_proj", inner, width, 0),
+        "ffn_up": ("mlp.up_proj", inner, width, 0),
+        "ffn_down": ("mlp.down_proj", width, inner, 0),
+    }
+    vectors = {"attn_norm": ("input_layernorm", width), "ffn_norm": ("post_attention_layernorm", width)}
+    if family.normalises_heads:
+        vectors |= {
+            "attn_q_norm": ("self_attn.q_norm", config.head_width),
+            "attn_k_norm": ("self_attn.k_norm", config.head_width),
+        }
+    for i in range(config.num_hidden_layers):
+        layer = f"model.layers.{i}"
+        for ours, (theirs, n_out, n_in, n_heads) in matrices.items():
+            places[f"blk.{i}.{ours}.weight"] = (f"{layer}.{theirs}.weight", (n_out, n_in), n_heads)
+            bias = f"{layer}.{theirs}.bias"
+            if bias in tensors or (family.needs_biases and ours in ("attn_q", "attn_k", "attn_v")):
+                places[f"blk.{i}.{ours}.bias"] = (bias, (n_out,), n_heads)
+        for ours, (theirs, length) in vectors.items():
+            places[f"blk.{i}.{ours}.weight"] = (f"{layer}.{theirs}.weight", (length,), 0)
+    known = {source for source, _, _ in places.values()} | {_HEAD}
+    unknown = [name for name in tensors if name not in known and not name.endswith("rotary_emb.inv_freq")]
+    if unknown:
+        raise UnsupportedModel(
+            f"{tensors.home(unknown[0]).name}: tensor {unknown[0][:200]} has no place in a {family.architecture} of "
+            f"{config.num_hidden_layers} layers"
+        )
+    return places

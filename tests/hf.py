@@ -1,0 +1,213 @@
+"""Checkpoints as Hugging Face's libraries store them, from the tiny GGUF files of tests.tiny, and their definition in numpy."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from puna.gguf.reader import GGUFFile
+from puna.gguf.types import TensorType
+from tests.tiny import CHATML, CONTROL, Vocabulary, bpe_vocabulary
+
+Floats = npt.NDArray[np.float64]
+
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_PATTERN = LLAMA3_PATTERN.replace("{1,3}", "")
+LAYER_NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "uint16": "BF16", "int64": "I64"}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Arrays of uint16 stand for BF16."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, values in tensors.items():
+        offsets = [len(data), len(data) + values.nbytes]
+        header[name] = {"dtype": _DTYPES[values.dtype.name], "shape": list(values.shape), "data_offsets": offsets}
+        data += values.tobytes()
+    encoded = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+
+
+def bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def hf_tensors(gguf: Path) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a tiny llama under the names and with the order of rows that a checkpoint has.
+
+    A checkpoint keeps the even and the odd rows of a head apart: its rotation pairs row j with row j + head_dim / 2.
+    """
+    found: dict[str, npt.NDArray[Any]] = {}
+    with GGUFFile.open(gguf) as file:
+        heads = {
+            "attn_q": file.metadata.integer("attention.head_count"),
+            "attn_k": file.metadata.integer("attention.head_count_kv"),
+        }
+        for name, info in file.tensors.items():
+            dtype = {TensorType.F32: np.float32, TensorType.F16: np.float16}[info.type]
+            values: npt.NDArray[Any] = np.frombuffer(file.tensor_data(name), dtype).reshape(info.shape[::-1]).copy()
+            if name in TOP_NAMES:
+                found[TOP_NAMES[name]] = values
+                continue
+            _, layer, part, kind = name.split(".")
+            for head in np.split(values, heads.get(part, 0)) if part in heads else ():
+                head[:] = np.concatenate([head[0::2], head[1::2]])
+            found[f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}"] = values
+    return found
+
+
+def hf_config(gguf: Path, architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
+    with GGUFFile.open(gguf) as file:
+        meta = file.metadata
+        config = {
+            "architectures": [architecture],
+            "hidden_size": meta.integer("embedding_length"),
+            "num_hidden_layers": meta.integer("block_count"),
+            "num_attention_heads": meta.integer("attention.head_count"),
+            "num_key_value_heads": meta.integer("attention.head_count_kv"),
+            "intermediate_size": meta.integer("feed_forward_length"),
+            "max_position_embeddings": meta.integer("context_length"),
+            "rms_norm_eps": 1e-5,
+            "rope_theta": meta.number("rope.freq_base"),
+            "hidden_act": "silu",
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "torch_dtype": "float16",
+        }
+    return config | changes
+
+
+def tokenizer_json(vocabulary: Vocabulary, pattern: str = LLAMA3_PATTERN) -> dict[str, Any]:
+    texts = [token.decode() for token in vocabulary.tokens]
+    special = [i for i, kind in enumerate(vocabulary.kinds) if kind == CONTROL]
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": texts[i], "special": True, "normalized": False} for i in special],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}],
+        },
+        "post_processor": {
+            "type": "Sequence",
+            "processors": [
+                {"type": "ByteLevel"},
+                {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|begin|>"}}, {"Sequence": {"id": "A"}}]},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "byte_fallback": False,
+            "vocab": {text: i for i, text in enumerate(texts) if i not in special},
+            "merges": [merge.decode() for merge in vocabulary.merges],
+        },
+    }
+
+
+def write_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    config: Mapping[str, Any],
+    *,
+    pattern: str = LLAMA3_PATTERN,
+    n_shards: int = 1,
+) -> Path:
+    """A folder as it is published: configuration, tokenizer, and the tensors in one file or several."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted(tensors)
+    for shard in range(n_shards):
+        name = "model.safetensors" if n_shards == 1 else f"model-{shard + 1:05}-of-{n_shards:05}.safetensors"
+        write_safetensors(folder / name, {key: tensors[key] for key in names[shard::n_shards]})
+    tokenizer_config = {
+        "bos_token": {"content": "<|begin|>", "__type": "AddedToken"},
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHATML,
+    }
+    texts = {
+        "config.json": config,
+        "tokenizer.json": tokenizer_json(bpe_vocabulary(), pattern),
+        "tokenizer_config.json": tokenizer_config,
+    }
+    for name, content in texts.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+class Definition:
+    """The decoder that a checkpoint describes, one text at a time, in double precision."""
+
+    def __init__(self, tensors: Mapping[str, npt.NDArray[Any]], config: Mapping[str, Any]) -> None:
+        self._tensors = {name: values.astype(np.float64) for name, values in tensors.items()}
+        self._config = config
+
+    def logits(self, tokens: list[int], factors: Floats | None = None) -> Floats:
+        """[n_tokens, n_vocab]; *factors* divide the frequencies of the rotation."""
+        config, table = self._config, self._tensors["model.embed_tokens.weight"]
+        x = table[tokens]
+        for i in range(config["num_hidden_layers"]):
+            layer = f"model.layers.{i}."
+            x = x + self._attend(self._norm(x, f"{layer}input_layernorm.weight"), f"{layer}self_attn.", factors)
+            y = self._norm(x, f"{layer}post_attention_layernorm.weight")
+            gate = self._linear(y, f"{layer}mlp.gate_proj")
+            x = x + self._linear(gate / (1 + np.exp(-gate)) * self._linear(y, f"{layer}mlp.up_proj"), f"{layer}mlp.down_proj")
+        head = table if config["tie_word_embeddings"] else self._tensors["lm_head.weight"]
+        return np.asarray(self._norm(x, "model.norm.weight") @ head.T)
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        y = x @ self._tensors[f"{name}.weight"].T
+        return np.asarray(y + self._tensors.get(f"{name}.bias", 0.0))
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        size = np.sqrt((x**2).mean(-1, keepdims=True) + self._config["rms_norm_eps"])
+        return np.asarray(x / size * self._tensors[name])
+
+    def _attend(self, x: Floats, layer: str, factors: Floats | None) -> Floats:
+        config = self._config
+        n_heads, n_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        query, key, value = (
+            self._linear(x, f"{layer}{part}_proj").reshape(len(x), heads, -1).transpose(1, 0, 2)
+            for part, heads in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads))
+        )
+        if f"{layer}q_norm.weight" in self._tensors:
+            query, key = self._norm(query, f"{layer}q_norm.weight"), self._norm(key, f"{layer}k_norm.weight")
+        query, key = self._rotated(query, factors), self._rotated(key, factors)
+        key, value = (np.repeat(part, n_heads // n_kv_heads, axis=0) for part in (key, value))
+        scores = query @ key.transpose(0, 2, 1) / np.sqrt(query.shape[-1])
+        scores[:, np.triu(np.ones((len(x), len(x)), bool), 1)] = -np.inf
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = weights / weights.sum(-1, keepdims=True) @ value
+        return self._linear(mixed.transpose(1, 0, 2).reshape(len(x), -1), f"{layer}o_proj")
+
+    def _rotated(self, x: Floats, factors: Floats | None) -> Floats:
+        """Each number of the first half of a head with the one at the same place in the second half."""
+        half = x.shape[-1] // 2
+        frequencies = self._config["rope_theta"] ** -(np.arange(half) / half) / (1.0 if factors is None else factors)
+        angles = np.arange(x.shape[1])[:, None] * frequencies
+        first, second = x[..., :half], x[..., half:]
+        sine, cosine = np.sin(angles), np.cos(angles)
+        return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], -1)
