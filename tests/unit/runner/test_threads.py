@@ -1,0 +1,168 @@
+"""How many threads compute beside other processes: the policy by itself, then a real process beside a busy one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from puna.native.cpu import usable_cores
+from puna.native.usage import Usage, usage
+from puna.runner.threads import WINDOW_S, Threads, threads_beside, wanted_by_others
+
+
+class Machine:
+    """Cores that are shared evenly by whoever computes, as the system does it."""
+
+    def __init__(self, n_cores: int) -> None:
+        self.n_cores = n_cores
+        self.now = self.busy = self.own = 0.0
+
+    def usage(self) -> Usage:
+        return Usage(self.now, self.busy, self.own)
+
+    def run(self, seconds: float, n_threads: int, others: float) -> None:
+        share = min(1.0, self.n_cores / (n_threads + others))
+        self.now += seconds
+        self.own += seconds * n_threads * share
+        self.busy += seconds * (n_threads + others) * share
+
+    def settle(self, threads: Threads, others: float, n_windows: int = 4) -> int:
+        """The count after some time beside so many busy processes; it no longer changes then."""
+        for _ in range(n_windows):
+            self.run(WINDOW_S, threads.count, others)
+            threads.has_changed()
+        before = threads.count
+        self.run(WINDOW_S, threads.count, others)
+        assert not threads.has_changed(), "the count swings"
+        return before
+
+
+def adaptive(machine: Machine, most: int) -> Threads:
+    return Threads(most, machine.n_cores, machine.usage, lambda: machine.now)
+
+
+@pytest.mark.parametrize("n_cores", [2, 4, 8, 64])
+@pytest.mark.parametrize("others", [0, 1, 2, 3, 5, 40])
+def test_every_thread_has_a_core_of_its_own_and_all_come_back(n_cores: int, others: int) -> None:
+    machine = Machine(n_cores)
+    threads = adaptive(machine, n_cores)
+    assert machine.settle(threads, others) == max(1, n_cores - others)
+    assert machine.settle(threads, 0) == n_cores
+
+
+def test_one_window_is_enough_to_give_way_and_to_return() -> None:
+    machine = Machine(2)
+    threads = adaptive(machine, 2)
+    machine.run(WINDOW_S, 2, others=1)
+    assert threads.has_changed()
+    assert threads.count == 1
+    machine.run(WINDOW_S, 1, others=0)
+    assert threads.has_changed()
+    assert threads.count == 2
+
+
+def test_between_windows_nothing_is_asked() -> None:
+    machine = Machine(2)
+    n_reads = 0
+
+    def read() -> Usage:
+        nonlocal n_reads
+        n_reads += 1
+        return machine.usage()
+
+    threads = Threads(2, 2, read, lambda: machine.now)
+    for _ in range(1000):
+        machine.run(WINDOW_S / 1000, 2, others=1)
+        threads.has_changed()
+    assert n_reads <= 2  # the first is the beginning
+
+
+def test_cores_that_nobody_computes_on_are_nobodys_loss() -> None:
+    """One thread per physical core leaves logical ones to others."""
+    machine = Machine(16)
+    threads = adaptive(machine, 8)
+    assert machine.settle(threads, 8) == 8
+    assert machine.settle(threads, 10) == 6
+
+
+@pytest.mark.parametrize("others", [0.1, 0.3])
+def test_small_work_beside_costs_less_than_a_thread_would(others: float) -> None:
+    """Such as the server's own, which passes on what the runner writes."""
+    machine = Machine(2)
+    assert machine.settle(adaptive(machine, 2), others) == 2
+
+
+def test_work_near_the_bound_does_not_make_the_count_swing() -> None:
+    counts = {n_now: threads_beside(0.5, most=2, n_cores=2, n_now=n_now) for n_now in (1, 2)}
+    assert counts == {1: 1, 2: 2}
+
+
+def test_the_time_before_a_request_counts_as_well() -> None:
+    """An idle runner beside a busy process starts with what is free."""
+    machine = Machine(2)
+    threads = adaptive(machine, 2)
+    machine.run(10.0, 0, others=1)
+    assert threads.has_changed()
+    assert threads.count == 1
+
+
+@pytest.mark.parametrize(
+    ("used", "wanted"),
+    [
+        (Usage(wall=0, busy=0, own=0), 0),  # read twice at once
+        (Usage(wall=1, busy=0.9, own=1.0), 0),  # the two accounts are not read at the same moment
+        (Usage(wall=1, busy=2.1, own=0), 2),
+        (Usage(wall=1, busy=2.0, own=0.001), 2),
+    ],
+)
+def test_accounts_that_do_not_quite_agree(used: Usage, wanted: float) -> None:
+    assert wanted_by_others(used, 2, 2) == pytest.approx(wanted, abs=0.01)
+
+
+@pytest.fixture
+def busy() -> Iterator[Callable[[str], None]]:
+    """Starts processes that compute without end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(before: str = "") -> None:
+        code = f"import os, time\n{before}\nend = time.time() + 30\nwhile time.time() < end: pass"
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", code]))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def others_now(seconds: float) -> float:
+    """Cores that others take while this process sleeps."""
+    before = usage()
+    time.sleep(seconds)
+    return wanted_by_others(usage().since(before), 1, usable_cores())
+
+
+def test_a_busy_process_shows_in_the_accounts_and_a_nice_one_does_not(busy: Callable[[str], None]) -> None:
+    quiet = min(others_now(0.3) for _ in range(3))
+    busy("os.nice(19)")
+    time.sleep(0.2)
+    beside_nice = min(others_now(0.3) for _ in range(3))
+    busy("")
+    time.sleep(0.2)
+    beside_busy = max(others_now(0.3) for _ in range(3))
+    assert beside_busy > quiet + 0.5 or quiet > usable_cores() - 1.2, (quiet, beside_busy)
+    assert beside_nice < quiet + 0.5, (quiet, beside_nice)
+
+
+def test_own_work_is_nobody_elses() -> None:
+    before = usage()
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        pass
+    used = usage().since(before)
+    assert used.own > 0.1
+    assert used.own <= used.wall + 0.05
+    assert used.busy >= used.own - 0.05
