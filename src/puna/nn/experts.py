@@ -114,6 +114,17 @@ class SharedExpert:
         return self.down(self.gate(x).swiglu(self.up(x)))
 
 
+@dataclass
+class GatedSharedExpert(SharedExpert):
+    """How much of it is added each token decides for itself (Qwen Team 2024)."""
+
+    share: Linear = gguf("ffn_gate_inp_shexp", dims="embd 1")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        return super().__call__(x) * self.share(x).sigmoid()
+
+
 def choose(ctx: Context, scores: Tensor, routing: Routing, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The experts of each token, I32 [n_used, n], and their weights, [1, n_used, n]; scores [n_experts, n].
 

@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer, gated (Shazeer 2020)."""
+"""The feed-forward part of a layer, gated (Shazeer 2020) or plain."""
 
 from __future__ import annotations
 
@@ -26,3 +26,27 @@ class GeGLU(GatedMLP):
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
         return self.down(self.gate(x).geglu(self.up(x)))
+
+
+@dataclass
+class PackedSwiGLU:
+    """Gate and up in one matrix, the gate's rows first."""
+
+    gate_up: Linear = gguf("ffn_up", dims="embd 2*ff")
+    down: Linear = gguf("ffn_down", dims="ff embd")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        return self.down(self.gate_up(x).swiglu())
+
+
+@dataclass
+class GELU:
+    """Without a gate (Hendrycks & Gimpel 2016)."""
+
+    up: Linear = gguf("ffn_up", dims="embd ff")
+    down: Linear = gguf("ffn_down", dims="ff embd")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        return self.down(self.up(x).gelu())
