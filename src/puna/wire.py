@@ -216,6 +216,7 @@ class LoadReply(Message, frozen=True):
     error: str = ""
     n_ctx: int = 0  # after clamping to what the model was trained for
     engine: str = ""  # "puna" or "compat"
+    engine_reason: str = ""
 
 
 class Device(Message, frozen=True):

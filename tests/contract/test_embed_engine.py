@@ -160,5 +160,6 @@ def test_measuring_takes_no_memory_and_says_what_loading_takes(model: Path) -> N
 
 def test_an_architecture_that_knows_no_pooling_is_refused_instead_of_pooling_logits(tmp_path: Path) -> None:
     path = write_gemma3(tmp_path / "gemma.gguf", n_layers=1, metadata={"gemma3.pooling_type": 1})
+    engine = Engine(path, new_engine=True)
     with pytest.raises(UnsupportedModel, match="embeddings of a gemma3 model are not supported yet"):
-        started(path)
+        engine.load(LoadRequest())

@@ -21,7 +21,7 @@ from puna.kvcache.batch import batch
 from puna.model.pooling import Pooling
 from puna.runner.request import Reason, Request
 from puna.runner.schedule import Progress
-from puna.runner.step import Forward
+from puna.runner.step import Compute
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed
 
@@ -303,7 +303,7 @@ def collect(pooling: Pooling, chosen: Sequence[tuple[EmbeddedText, int]]) -> Row
     return rows
 
 
-def embed(forward: Forward, pooling: Pooling, chosen: Sequence[tuple[EmbeddedText, int]]) -> None:
+def embed(forward: Compute, pooling: Pooling, chosen: Sequence[tuple[EmbeddedText, int]]) -> None:
     """One step: count tokens of each text, which may bring it to its end."""
     rows = collect(pooling, chosen)
     # A graph without outputs would have no end; a row that nobody wants is cheap.

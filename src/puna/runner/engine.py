@@ -63,8 +63,9 @@ class RequestHandle:
 class Engine:
     """``_lock`` guards what other threads see: the waiting requests, who is in the step, the state."""
 
-    def __init__(self, model_path: Path) -> None:
+    def __init__(self, model_path: Path, new_engine: bool | None = None) -> None:
         self._path = model_path
+        self._new_engine = new_engine  # which engine must be used; None: whichever supports the file
         self._lock = threading.Lock()
         self._load_lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -102,14 +103,21 @@ class Engine:
                 raise BadRequest("model already loaded")
             try:
                 if request.operation == "fit":
-                    return LoadReply(success=True, memory=measure(self._path, request.options), engine="puna")
+                    memory, choice = measure(self._path, request.options, self._new_engine)
+                    return LoadReply(success=True, memory=memory, engine=choice.engine, engine_reason=choice.reason)
                 return self._allocate(request)
             except OutOfMemory as error:
                 return LoadReply(success=False, error=str(error))
 
     def _allocate(self, request: LoadRequest) -> LoadReply:
-        loaded = allocate(self._path, request.options)
-        reply = LoadReply(success=True, memory=loaded.backend.memory(), n_ctx=loaded.limits.n_ctx, engine="puna")
+        loaded = allocate(self._path, request.options, self._new_engine)
+        reply = LoadReply(
+            success=True,
+            memory=loaded.backend.memory(),
+            n_ctx=loaded.limits.n_ctx,
+            engine=loaded.choice.engine,
+            engine_reason=loaded.choice.reason,
+        )
         if request.operation == "alloc":
             # The memory was there; commit takes it again. Between the two the layout may still change.
             loaded.close()
@@ -252,6 +260,7 @@ class Engine:
                 self._in_step = ()
                 return
         try:
+            loaded.adapt_threads()
             if loaded.pooling is Pooling.NONE:
                 self._compute(loaded, [(r, n) for r, n in chosen if isinstance(r, Request)])
             else:

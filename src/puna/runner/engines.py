@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from puna.compat.model import LlamaModel
 from puna.compat.model import Options as LlamaOptions
 from puna.engines import Choice, choose
 from puna.errors import UnsupportedModel
 from puna.gguf.reader import GGUFFile
-from puna.kvcache.batch import Batch
 from puna.kvcache.cache import Limits, Sequences
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
@@ -28,7 +24,7 @@ from puna.model.pooling import Encoder, Pooling, can_pool, pooling_of
 from puna.model.registry import open_model
 from puna.native.selftest import verdict
 from puna.runner.embedding import MAX_TEXTS, PACKED_TOKENS
-from puna.runner.step import Forward
+from puna.runner.step import Compute, Forward
 from puna.wire import LoadOptions, MemoryReport
 
 log = logging.getLogger(__name__)
@@ -37,15 +33,6 @@ log = logging.getLogger(__name__)
 SEQUENCES_PER_REQUEST = 2
 
 _CACHE_TYPES = {"f16": DType.F16, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
-
-
-class Compute(Protocol):
-    """One forward pass."""
-
-    def __call__(self, batch: Batch) -> npt.NDArray[np.float32] | None:
-        """Logits [n_outputs, n_vocab], or what is pooled; None when it was aborted."""
-
-    def close(self) -> None: ...
 
 
 class Host(Protocol):

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from puna import settings
 from puna.runner.guard import exit_with_parent
 
 if TYPE_CHECKING:
@@ -90,4 +91,4 @@ def _load_request(args: argparse.Namespace) -> LoadRequest:
 def _make_engine(model_path: Path) -> EngineService:
     from puna.runner.engine import Engine
 
-    return Engine(model_path)
+    return Engine(model_path, settings.load().new_engine)

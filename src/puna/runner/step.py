@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,13 @@ class Built:
     ctx: Context
     inputs: Inputs
     logits: Tensor
+
+
+class Compute(Protocol):
+    """A forward pass, of whichever engine; see Forward."""
+
+    def __call__(self, batch: Batch) -> npt.NDArray[np.float32] | None: ...
+    def close(self) -> None: ...
 
 
 class Forward:
