@@ -153,10 +153,11 @@ class Settings:
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
     api_keys: tuple[str, ...] = _setting(
-        "PUNA_API_KEYS", _origins, (), "keys that requests must bring (comma list; none: all may)"
+        "PUNA_API_KEYS", _origins, (), "keys that requests must bring (comma list; none: all may), each with scopes if it has any"
     )
     allow_no_keys: bool = _setting("PUNA_ALLOW_NO_KEYS", _boolean, False, "let other machines use the server without keys")
     no_history: bool = _setting("OLLAMA_NOHISTORY", _boolean, False, "keep no history of the interactive prompt")
+    api_keys_file: Path | None = _setting("PUNA_API_KEYS_FILE", _path, None, "file with such keys, one in a line")
     no_prune: bool = _setting("OLLAMA_NOPRUNE", _boolean, False, "keep blobs that no model uses")
     new_engine: bool | None = _setting(
         "OLLAMA_NEW_ENGINE", _boolean, None, "1: only Puna's own engine, 0: only libllama (unset: whichever supports the model)"

@@ -66,7 +66,7 @@ def connected(*, private: bool = True) -> Iterator[Client]:
 
 def _api_key() -> str:
     """Of the keys that a server started with these settings would accept, the first; a client needs to know only one."""
-    return next(iter(settings().api_keys), "")
+    return next(iter(settings().api_keys), "").partition(" ")[0]
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 from puna import __version__
 from puna.errors import PunaError
 from puna.server import errors
-from puna.server.access import ApiKeys, check_exposure
+from puna.server.access import ApiKeys, check_exposure, read_keys
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.request_id import InLog, RequestIds
@@ -51,8 +51,8 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
     middleware = [Middleware(RequestIds), Middleware(CORS, Origins(settings.origins))]
     if settings.host.is_loopback:
         middleware.append(Middleware(LocalHosts))
-    if settings.api_keys:
-        middleware.append(Middleware(ApiKeys, settings.api_keys))
+    if keys := read_keys(settings):
+        middleware.append(Middleware(ApiKeys, keys))
     middleware.append(Middleware(CancelOnDisconnect))
     routes: list[BaseRoute] = [
         *ps.routes,

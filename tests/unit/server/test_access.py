@@ -5,13 +5,14 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from puna.api.client import Client
 from puna.errors import PunaError
-from puna.server.access import check_exposure
+from puna.server.access import Key, KeyScope, check_exposure, read_keys
 from puna.server.request_id import InLog
 from puna.settings import Address, Settings, load
 from tests.unit.server.live import Live
@@ -26,10 +27,60 @@ def test_the_keys_setting() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.com"])
 def test_other_machines_need_a_key(host: str) -> None:
-    with pytest.raises(PunaError, match=r"PUNA_API_KEYS.*PUNA_ALLOW_NO_KEYS=1"):
+    with pytest.raises(PunaError, match=r"PUNA_API_KEYS.*PUNA_API_KEYS_FILE.*PUNA_ALLOW_NO_KEYS=1"):
         check_exposure(Settings(host=Address(host=host)))
     check_exposure(Settings(host=Address(host=host), api_keys=("k",)))
     check_exposure(Settings(host=Address(host=host), allow_no_keys=True))
+
+
+def keys_in(folder: Path, text: str, *listed: str) -> list[Key]:
+    path = folder / "keys"
+    path.write_text(text)
+    path.chmod(0o600)
+    return read_keys(Settings(api_keys=listed, api_keys_file=path))
+
+
+def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
+    every = frozenset(KeyScope)
+    found = keys_in(tmp_path, "# who may\nfile-key\n\n  other inference  # a friend\n", "env-key", "app management")
+    assert found == [
+        Key(b"env-key", every),
+        Key(b"app", frozenset({KeyScope.MANAGEMENT})),
+        Key(b"file-key", every),
+        Key(b"other", frozenset({KeyScope.INFERENCE})),
+    ]
+    check_exposure(Settings(host=Address(host="0.0.0.0"), api_keys_file=tmp_path / "keys"))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "there is no key in it"),
+        ("# all gone\n", "there is no key in it"),
+        ("key everything\n", "a key has a scope that does not exist; there are inference and management"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_meant_stops_the_server(tmp_path: Path, text: str, error: str) -> None:
+    """An empty file must not open the server, and no message shows a key."""
+    with pytest.raises(PunaError, match=error) as caught:
+        keys_in(tmp_path, text)
+    assert "key everything" not in str(caught.value)
+
+
+def test_a_file_of_keys_must_be_there_and_be_text(tmp_path: Path) -> None:
+    with pytest.raises(PunaError, match="No such file"):
+        read_keys(Settings(api_keys_file=tmp_path / "missing"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(PunaError, match="PUNA_API_KEYS_FILE="):
+        read_keys(Settings(api_keys_file=tmp_path / "binary"))
+
+
+def test_who_else_can_read_the_keys_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys_in(tmp_path, "key\n")
+    assert not caplog.records
+    (tmp_path / "keys").chmod(0o644)
+    read_keys(Settings(api_keys_file=tmp_path / "keys"))
+    assert "can be read by other users" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
@@ -76,6 +127,31 @@ def test_keys_are_asked_for_everywhere(tmp_path: Path) -> None:
         with openai.OpenAI(base_url=f"{live.url}/v1", api_key="second", max_retries=0) as client:
             reply = client.chat.completions.create(model="hello", messages=[{"role": "user", "content": "Hi"}])
             assert reply.choices[0].message.content == "Hello world"
+
+
+def test_a_key_is_good_for_its_scopes(tmp_path: Path) -> None:
+    live = Live(tmp_path, api_keys=("asks inference", "keeps management", "both inference management", "all"))
+    live.add("hello")
+    allowed = {"asks": (True, False), "keeps": (False, True), "both": (True, True), "all": (True, True)}
+    chat: dict[str, Any] = {"model": "hello", "messages": HI, "stream": False}
+    inference = [("/api/chat", chat), ("/v1/chat/completions", chat), ("/api/show", {"model": "hello"})]
+    with live.running():
+        for key, (may_ask, may_keep) in allowed.items():
+            headers = {"authorization": f"Bearer {key}"}
+            for path in ("/api/tags", "/api/ps", "/v1/models", "/metrics"):
+                assert live.client.get(path, headers=headers).status_code == 200
+            for path, body in inference:
+                assert live.post(path, body, headers=headers).status_code == (200 if may_ask else 403), (key, path)
+            copied = live.post("/api/copy", {"source": "hello", "destination": key}, headers=headers)
+            deleted = live.client.request("DELETE", "/api/delete", json={"model": key}, headers=headers)
+            assert copied.status_code == deleted.status_code == (200 if may_keep else 403), key
+            for path in ("/api/pull", "/api/create", "/api/push", "/api/blobs/sha256:00"):
+                response = live.post(path, {}, headers=headers)
+                assert (response.status_code == 403) != may_keep, (key, path)
+        refused = live.post("/api/copy", {}, headers={"authorization": "Bearer asks"})
+        assert refused.json() == {"error": "forbidden: this API key is not good for management"}
+        openais = live.post("/v1/completions", {}, headers={"authorization": "Bearer keeps"}).json()["error"]
+        assert (openais["type"], openais["message"]) == ("permission_error", "forbidden: this API key is not good for inference")
 
 
 def test_a_page_may_ask_before_it_has_shown_a_key(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from tests.unit.server.live import Live
         (b'{"model": ' + b"[" * 201 + b"]" * 201 + b"}", "exceeded max depth"),
         (b'{"seed": ' + b"9" * 5000 + b"}", "json: cannot unmarshal number 99999"),
         (b'{"top_logprobs": 1e999}', "json: cannot unmarshal number 1e999 into Go value of type float64"),
-        (b'{"top_logprobs": 99999999999999999999}', "json: cannot unmarshal number 1e+20 into Go struct field GenerateRequest.top"),
+        (b'{"top_logprobs": 99999999999999999999}', "json: cannot unmarshal number 1e+20 into Go struct field GenerateRequest"),
         (b'{"top_logprobs": -9223372036854775809}', "json: cannot unmarshal number -9.2"),
     ],
 )
