@@ -1,6 +1,7 @@
 """Entry point of ``puna`` and ``python -m puna``.
 
-A runner is dispatched here, before the command line is imported: it needs none of it and starts faster without.
+Runners and the search for devices are dispatched here, before the command line is imported: they need none of it and
+start faster without.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ def main() -> None:
         from puna.runner.main import main as runner_main
 
         runner_main(sys.argv[2:])
+    elif len(sys.argv) > 1 and sys.argv[1] == "discover":
+        from puna.runner.discover import main as discover_main
+
+        discover_main()
     else:
         from puna.cli.main import main as cli_main
 

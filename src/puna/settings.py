@@ -149,6 +149,8 @@ class Settings:
     max_loaded_models: int = _setting("OLLAMA_MAX_LOADED_MODELS", _unsigned, 0, "models loaded at once (0: 3 per device)")
     num_parallel: int = _setting("OLLAMA_NUM_PARALLEL", _unsigned, 0, "requests computed at once per model (0: automatic)")
     max_queue: int = _setting("OLLAMA_MAX_QUEUE", _unsigned, 512, "requests that may wait before new ones get 503")
+    gpu_overhead: int = _setting("OLLAMA_GPU_OVERHEAD", _unsigned, 0, "bytes to leave free on each GPU")
+    sched_spread: bool = _setting("OLLAMA_SCHED_SPREAD", _boolean, False, "spread each model over all GPUs")
     context_length: int = _setting("OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context length (0: 4096)")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")

@@ -30,6 +30,8 @@ class WantedLoad:
 
     options: LoadOptions
     explicit: frozenset[str] = frozenset()  # fields of the options that somebody asked for; the others are defaults
+    num_gpu: int | None = None  # layers on GPUs; None: as many as fit
+    main_gpu: int | None = None  # the GPU that comes first
 
     def is_served_by(self, loaded: LoadOptions) -> bool:
         """Whether a runner that was loaded with *loaded* will do.
@@ -41,6 +43,12 @@ class WantedLoad:
         if loaded.adapters != self.options.adapters:
             return False
         return all(getattr(loaded, name) == getattr(self.options, name) for name in self.explicit - {"n_ctx"})
+
+    def is_placed_by(self, loaded: WantedLoad, n_gpus: int) -> bool:
+        """Whether a runner that was loaded by that wish lies where this one wants it, on a machine with so many GPUs."""
+        if n_gpus > 0 and self.num_gpu is not None and self.num_gpu != loaded.num_gpu:
+            return False
+        return n_gpus < 2 or self.main_gpu is None or self.main_gpu == loaded.main_gpu
 
 
 def wanted_load(
@@ -76,7 +84,9 @@ def wanted_load(
         use_mmap=True if options.use_mmap is None else options.use_mmap,
         adapters=[str(path) for path in adapters],
     )
-    return WantedLoad(load, frozenset(name for name, is_asked in asked.items() if is_asked))
+    num_gpu = options.num_gpu if options.num_gpu is not None and options.num_gpu >= 0 else None
+    explicit = frozenset(name for name, is_asked in asked.items() if is_asked)
+    return WantedLoad(load, explicit, num_gpu, options.main_gpu)
 
 
 def _is_positive(value: int | None) -> bool:

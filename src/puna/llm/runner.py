@@ -130,19 +130,26 @@ class Runner:
     async def load(self, request: wire.LoadRequest, stall_timeout_s: float) -> wire.LoadReply:
         """Load the model and wait until it can be used.
 
-        Errors: OutOfMemory or LoadError with the runner's reason; LoadError after *stall_timeout_s* without progress;
-        RunnerDied when the process ends.
+        Errors: OutOfMemory or another LoadError with the runner's reason; LoadError after *stall_timeout_s* without
+        progress; RunnerDied when the process ends.
+        """
+        reply = await self.try_load(request, stall_timeout_s)
+        if not reply.success:
+            raise OutOfMemory(reply.error or "the model could not be loaded")
+        if request.operation == "commit":
+            await self.wait_until_ready(stall_timeout_s)
+        return reply
+
+    async def try_load(self, request: wire.LoadRequest, stall_timeout_s: float) -> wire.LoadReply:
+        """One operation; a commit returns when memory is taken, before the weights are read.
+
+        Errors: as load, but a lack of memory is a reply.
         """
         try:
             async with asyncio.timeout(None if stall_timeout_s == float("inf") else stall_timeout_s):
-                reply = await self._ask("/load", request, wire.LoadReply)
+                return await self._ask("/load", request, wire.LoadReply)
         except TimeoutError as error:
             raise LoadError(f"timed out waiting for the runner to load the model{self._because()}") from error
-        if not reply.success:
-            raise (OutOfMemory if reply.memory is not None else LoadError)(reply.error or "the model could not be loaded")
-        if request.operation == "commit":
-            await self._wait_until_ready(stall_timeout_s)
-        return reply
 
     async def health(self) -> wire.Health:
         """Errors: RunnerDied when the runner does not answer."""
@@ -218,7 +225,11 @@ class Runner:
             task.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
 
-    async def _wait_until_ready(self, stall_timeout_s: float) -> None:
+    async def wait_until_ready(self, stall_timeout_s: float) -> None:
+        """Wait until the weights of a committed model are read.
+
+        Errors: LoadError after *stall_timeout_s* without progress, or with the runner's reason; RunnerDied.
+        """
         clock = asyncio.get_running_loop().time
         progress, since, pause_s = -1.0, clock(), _POLL_FIRST_S
         while True:

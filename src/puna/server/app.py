@@ -42,10 +42,13 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
+        looking = asyncio.create_task(scheduler.machine.look(), name="search for devices")
         try:
             await asyncio.to_thread(_tidy_up, store)
             yield
         finally:
+            looking.cancel()
+            await asyncio.wait({looking})
             await scheduler.close()
 
     middleware = [Middleware(RequestIds), Middleware(CORS, Origins(settings.origins))]

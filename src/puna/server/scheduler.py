@@ -3,8 +3,9 @@
 A model is LOADING, then READY; READY or DRAINING (no new requests; ends when the running ones have), then CLOSING until
 its process is gone and its memory with it. Requests wait in one queue. ``_place`` walks it in order after every change
 and does what can be done: join a loaded model, start a load, or empty a place for one. A request for a loaded model
-never waits behind another model's load.
-Knows nothing of prompts, of HTTP, and of how much memory a model needs.
+never waits behind another model's load. A load that lacks memory is hungry: others leave until it fits, or it fails.
+Models that a request has pinned (keep_alive -1) never leave for others.
+Knows nothing of prompts, of HTTP, and of how much memory a model needs (puna.server.admission).
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from typing import Protocol
 
 from puna import wire
 from puna.errors import LoadError, Overloaded
+from puna.host import private_bytes
+from puna.llm.budget import Held
+from puna.llm.discovery import Machine
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner, command_for
 from puna.llm.watchdog import until_stalled
+from puna.server.admission import Admission, Others
 from puna.settings import FOREVER, Settings
 
 log = logging.getLogger(__name__)
 
-AUTO_MAX_LOADED = 3
+AUTO_MAX_LOADED = 3  # per GPU; and where there is none
 
 
 class Loadable(Protocol):
@@ -50,15 +55,21 @@ class Loaded:
     """One model and its runner. The scheduler owns the state; requests read ``runner`` and ``n_ctx``."""
 
     model: Loadable
-    options: wire.LoadOptions
+    wanted: WantedLoad
     keep_alive: float
     state: State = State.LOADING
     n_users: int = 0
+    is_pinned: bool = False  # a request asked that it stays; that it is the server's default is no such wish
     must_unload: bool = False  # somebody asked for it; unlike other reasons to drain, this one stays
-    reply: wire.LoadReply | None = None
+    process: Runner | None = None
+    reply: wire.LoadReply | None = None  # once it has its memory
     idle_until: float = FOREVER  # in the loop's clock, while idle
     task: asyncio.Task[Runner] | None = None
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def options(self) -> wire.LoadOptions:
+        return self.wanted.options
 
     @property
     def runner(self) -> Runner:
@@ -106,10 +117,17 @@ async def launch_runner(model_path: Path) -> Runner:
 class Scheduler:
     settings: Settings
     launch: Launch = launch_runner
+    machine: Machine = field(default_factory=Machine)
     _loaded: dict[Path, Loaded] = field(default_factory=dict)
     _queue: list[_Waiter] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _hungry: Loaded | None = None
+    _n_gone: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._admission = Admission(self.settings, self.machine)
 
     @asynccontextmanager
     async def acquire(self, model: Loadable, wanted: WantedLoad, keep_alive: float | None = None) -> AsyncGenerator[Loaded, None]:
@@ -135,6 +153,7 @@ class Scheduler:
         loaded = self._loaded.get(model_path)
         if loaded is not None:
             loaded.keep_alive = 0
+            loaded.is_pinned = False
             loaded.must_unload = loaded.state is not State.LOADING
             self._place()
 
@@ -226,6 +245,8 @@ class Scheduler:
         """Serve from the queue whoever can be served, first come first."""
         self._queue = [waiter for waiter in self._queue if not waiter.placed.done()]  # those whose task was cancelled
         self._renew_marks()
+        if self._hungry is not None and not any(loaded.state is State.CLOSING for loaded in self._loaded.values()):
+            self._evict_one()  # before anybody in the queue joins the one who has to go
         n_free = self._max_loaded - len(self._loaded)
         n_closing = sum(loaded.state is State.CLOSING for loaded in self._loaded.values())
         promised: set[Path] = set()  # models that have a place coming to them
@@ -242,8 +263,9 @@ class Scheduler:
                 self._start_load(waiter)
             elif n_closing > 0:
                 n_closing -= 1
-            else:
-                self._evict_one()
+            elif not self._evict_one():
+                self._refuse(waiter)
+        self._changed.set()
 
     def _renew_marks(self) -> None:
         """Why a model drains may have gone with the request that wanted its place: only an explicit unload stays."""
@@ -257,7 +279,8 @@ class Scheduler:
         """Join *waiter* to a model that serves it; else make way for loading that model anew."""
         if loaded.state is State.READY and not loaded.runner.is_alive:
             self._close(loaded)
-        is_served = waiter.wanted.is_served_by(loaded.options)
+        wanted = waiter.wanted
+        is_served = wanted.is_served_by(loaded.options) and wanted.is_placed_by(loaded.wanted, len(self.machine.gpus or []))
         if loaded.state in (State.LOADING, State.READY) and is_served:
             self._hand_out(waiter, loaded)
             return True
@@ -272,6 +295,7 @@ class Scheduler:
         self._stop_timer(loaded)
         if waiter.keep_alive is not None:
             loaded.keep_alive = waiter.keep_alive
+            loaded.is_pinned = waiter.keep_alive == FOREVER
         waiter.placed.set_result(loaded)
 
     def _drain(self, loaded: Loaded) -> None:
@@ -279,24 +303,71 @@ class Scheduler:
         if loaded.n_users == 0:
             self._close(loaded)
 
-    def _evict_one(self) -> None:
-        """Empty a place: of the idle models the one that expires first, else wait for the busy one kept shortest."""
-        ready = [loaded for loaded in self._loaded.values() if loaded.state is State.READY]
+    def _evict_one(self) -> bool:
+        """Empty a place: of the idle models the one that expires first, else wait for the busy one kept shortest.
+
+        False when no model may ever leave for another.
+        """
+        evictable = [loaded for loaded in self._loaded.values() if not loaded.is_pinned]
+        ready = [loaded for loaded in evictable if loaded.state is State.READY]
         idle = [loaded for loaded in ready if loaded.n_users == 0]
         if idle:
             self._drain(min(idle, key=lambda loaded: (loaded.idle_until, str(loaded.model.model_path))))
         elif ready:
             self._drain(min(ready, key=lambda loaded: (loaded.keep_alive, str(loaded.model.model_path))))
+        return bool(evictable)
+
+    def _refuse(self, waiter: _Waiter) -> None:
+        self._queue.remove(waiter)
+        names = ", ".join(sorted(loaded.model.model_path.name for loaded in self._loaded.values()))
+        waiter.placed.set_exception(
+            Overloaded(
+                f"all {len(self._loaded)} places are taken by models that were asked to stay (keep_alive -1): {names}; "
+                "stop one of them or raise OLLAMA_MAX_LOADED_MODELS"
+            )
+        )
 
     @property
     def _max_loaded(self) -> int:
-        return self.settings.max_loaded_models or AUTO_MAX_LOADED
+        return self.settings.max_loaded_models or AUTO_MAX_LOADED * max(1, len(self.machine.gpus or []))
+
+    # Memory: what a load sees of the other models.
+
+    def _others(self, loaded: Loaded) -> Others:
+        return Others(self._held, lambda: self._may_go(loaded), lambda: self._make_room(loaded))
+
+    def _held(self) -> list[Held]:
+        return [
+            Held(loaded.reply.memory, private_bytes(loaded.process.pid))
+            for loaded in self._loaded.values()
+            if loaded.process is not None and loaded.reply is not None and loaded.reply.memory is not None
+        ]
+
+    def _may_go(self, hungry: Loaded) -> bool:
+        """Whether another model's memory may become free; one that waits for memory itself has none to give."""
+        return any(
+            loaded.state is State.CLOSING or (loaded.reply is not None and not loaded.is_pinned)
+            for loaded in self._loaded.values()
+            if loaded is not hungry
+        )
+
+    async def _make_room(self, hungry: Loaded) -> None:
+        n_gone = self._n_gone
+        self._hungry = hungry
+        try:
+            self._place()
+            while self._n_gone == n_gone and self._may_go(hungry):
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._hungry = None
+            self._place()  # who was to leave and has not may stay
 
     # Loading and closing: the only places that touch runners.
 
     def _start_load(self, waiter: _Waiter) -> None:
         keep_alive = self.settings.keep_alive if waiter.keep_alive is None else waiter.keep_alive
-        loaded = Loaded(waiter.model, waiter.wanted.options, keep_alive)
+        loaded = Loaded(waiter.model, waiter.wanted, keep_alive)
         self._loaded[waiter.model.model_path] = loaded
         loaded.task = asyncio.create_task(self._load(loaded), name=f"load {waiter.model.model_path.name}")
         self._keep(self._watch(loaded))
@@ -310,8 +381,9 @@ class Scheduler:
             loaded.state = State.CLOSING
             raise
         try:
-            request = wire.LoadRequest(operation="commit", options=loaded.options)
-            loaded.reply = await runner.load(request, self.settings.load_timeout)
+            loaded.process = runner
+            loaded.reply = await self._admission.load(runner, loaded.wanted, self._others(loaded))
+            await runner.wait_until_ready(self.settings.load_timeout)
         except BaseException:
             loaded.state = State.CLOSING
             await asyncio.shield(self._keep(runner.close()))
@@ -360,6 +432,9 @@ class Scheduler:
         if self._loaded.get(loaded.model.model_path) is loaded:
             del self._loaded[loaded.model.model_path]
             loaded.state = State.CLOSING
+            self._n_gone += 1
+            self._hungry = None  # what has gone may be enough
+            self._changed.set()
             if not self._is_closed:
                 self._place()
 

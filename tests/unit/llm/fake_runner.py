@@ -30,6 +30,8 @@ class Script:
     load_s: float = 0.0
     load_error: str = ""
     out_of_memory: bool = False
+    needs: int = 1234  # bytes
+    layers: int = 1  # and the output; all but 4 bytes are theirs
     stall: bool = False  # load without ever making progress
     n_ctx_train: int = 0
     start_noise: str = ""  # printed instead of the port
@@ -118,13 +120,28 @@ class FakeRunner:
         if self.script.out_of_memory:
             memory = {"devices": [], "input_weights": 10**12}
             return 200, {"success": False, "error": "model requires more system memory", "memory": memory}
+        memory = self.memory(body["options"]["gpu_layers"])
+        if body["operation"] == "fit":
+            return 200, {"success": True, "memory": memory}
         self.n_ctx = body["options"]["n_ctx"]
         if self.script.n_ctx_train:
             self.n_ctx = min(self.n_ctx, self.script.n_ctx_train)
         if not self.script.stall:
             self.loading = asyncio.create_task(self.read_weights())
-        memory = {"devices": [{"device": "CPU", "weights": [1000], "cache": [200], "graph": 30}], "input_weights": 4}
         return 200, {"success": True, "n_ctx": self.n_ctx, "engine": "puna", "memory": memory}
+
+    def memory(self, gpu_layers: list[dict[str, Any]]) -> dict[str, Any]:
+        """As much as the script says, on the devices that the layers were sent to."""
+        n = self.script.layers + 1
+        left = self.script.needs - 4
+        weights = [left // n] * (n - 1) + [left - left // n * (n - 1)]
+        devices: list[dict[str, Any]] = []
+        for part in gpu_layers:
+            taken = [size if part["begin"] <= i < part["end"] else 0 for i, size in enumerate(weights)]
+            weights = [size - own for size, own in zip(weights, taken, strict=True)]
+            devices.append({"device": part["device"], "weights": taken, "cache": [0] * n, "graph": 0, "is_gpu": True})
+        devices.append({"device": "CPU", "weights": weights, "cache": [0] * n, "graph": 0})
+        return {"devices": devices, "input_weights": 4}
 
     async def read_weights(self) -> None:
         for step in range(10):

@@ -21,6 +21,7 @@ from puna.settings import Address, Settings
 from puna.store.create import Recipe
 from puna.store.store import Store
 from tests.tiny import write_llama
+from tests.unit.llm.fake_machine import FakeMachine
 from tests.unit.llm.scripted import events, fake_command, requests_to, write_script
 
 GO_CHATML = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
@@ -34,7 +35,8 @@ class Live:
         given = {"host": Address(port=self.port), "models": folder / "models", **settings}
         self.settings = replace(Settings(), **given)
         self.store = Store(self.settings.models)
-        self.scheduler = Scheduler(self.settings, self._launch)
+        self.machine = FakeMachine()
+        self.scheduler = Scheduler(self.settings, self._launch, self.machine)
         self.server = make_server(create_app(self.settings, self.store, self.scheduler), self.settings)
         self.scripts: dict[Path, Path] = {}
         self.client = httpx.Client(base_url=self.url, timeout=20)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner
 from puna.server.scheduler import Loaded, Scheduler, State
 from puna.settings import FOREVER, Settings
+from tests.unit.llm.fake_machine import FakeMachine
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class StubRunner(Runner):
     def __init__(self, world: World, path: Path) -> None:
         self.world, self.path = world, path
         self.ended = asyncio.Event()
+        self.memory: wire.MemoryReport | None = None
         self.closed = False
 
     @property
@@ -51,12 +54,23 @@ class StubRunner(Runner):
         await self.ended.wait()
         return 0
 
-    async def load(self, request: wire.LoadRequest, stall_timeout_s: float) -> wire.LoadReply:
-        self.world.loads.append((self.path.name, request.options.n_ctx))
+    @property
+    def pid(self) -> int:
+        return 0x7FFFFFFF  # nobody
+
+    async def try_load(self, request: wire.LoadRequest, stall_timeout_s: float) -> wire.LoadReply:
+        parts = request.options.gpu_layers
+        memory = self.world.memory(self.path.name, parts)
+        if request.operation == "commit":
+            self.memory = memory
+            self.world.loads.append((self.path.name, request.options.n_ctx))
+            self.world.layers[self.path.name] = {part.device: (part.begin, part.end) for part in parts}
+        return wire.LoadReply(success=True, n_ctx=request.options.n_ctx, memory=memory)
+
+    async def wait_until_ready(self, stall_timeout_s: float) -> None:
         await self.world.gate.wait()
         if error := self.world.errors.get(self.path.name):
             raise error
-        return wire.LoadReply(success=True, n_ctx=request.options.n_ctx)
 
     async def health(self) -> wire.Health:
         return wire.Health(status="ready")
@@ -75,17 +89,38 @@ class World:
     closed: list[str] = field(default_factory=list)
     runners: list[StubRunner] = field(default_factory=list)
     errors: dict[str, PunaError] = field(default_factory=dict)
+    needs: dict[str, int] = field(default_factory=dict)  # bytes by model
+    n_layers: int = 2  # of every model, the output included
+    layers: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # by model and GPU, as committed
+    machine: FakeMachine = field(default_factory=FakeMachine)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     closing_gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.gate.set()
         self.closing_gate.set()
-        self.scheduler = Scheduler(self.settings, self.launch)
+        self.scheduler = Scheduler(self.settings, self.launch, self.machine)
+        self.machine.taken = self.taken
 
     async def launch(self, path: Path) -> Runner:
         self.runners.append(StubRunner(self, path))
         return self.runners[-1]
+
+    def memory(self, model: str, parts: list[wire.DeviceLayers]) -> wire.MemoryReport:
+        n, size = self.n_layers, self.needs.get(model, 0) // self.n_layers
+        weights = {part.device: [size if part.begin <= i < part.end else 0 for i in range(n)] for part in parts}
+        on_cpu = [size - sum(column) for column in zip(*weights.values(), strict=True)] if weights else [size] * n
+        devices = [wire.DeviceMemory(device=d, weights=w, cache=[0] * n, graph=0, is_gpu=True) for d, w in weights.items()]
+        cpu = wire.DeviceMemory(device="CPU", weights=on_cpu, cache=[0] * n, graph=0)
+        return wire.MemoryReport(devices=[*devices, cpu], input_weights=0)
+
+    def taken(self) -> dict[str, int]:
+        """Bytes on GPUs, of runners that live."""
+        found: Counter[str] = Counter()
+        for runner in self.runners:
+            if runner.is_alive and runner.memory:
+                found.update({d.device: d.total for d in runner.memory.devices if d.is_gpu})
+        return found
 
     @property
     def states(self) -> dict[str, State]:
@@ -602,7 +637,7 @@ def test_random_comings_and_goings_leave_nothing_behind() -> None:
         async def visitor() -> None:
             await asyncio.sleep(random_source.random() * 0.1)
             wanted = random_source.choice([DEFAULT, n_ctx(4096), n_ctx(8192)])
-            keep_alive = random_source.choice([None, 0.0, 0.01, FOREVER])
+            keep_alive = random_source.choice([None, 0.0, 0.01, 100.0])
             async with world.scheduler.acquire(random_source.choice([A, B, C, D]), wanted, keep_alive) as loaded:
                 assert loaded.options.n_ctx >= wanted.options.n_ctx
                 assert len(world.scheduler._loaded) <= 2

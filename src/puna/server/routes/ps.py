@@ -17,6 +17,7 @@ from puna.server.native import respond
 from puna.server.requests import Caller
 from puna.server.scheduler import Running
 from puna.store.model import StoredModel
+from puna.wire import MemoryReport
 
 _FOREVER_S = (1 << 63) // 10**9  # how Ollama shows "for ever": as far ahead as Go's clock goes, about 292 years
 
@@ -37,8 +38,6 @@ async def ps(request: Request) -> Response:
 def _running_model(running: Running) -> RunningModel:
     model = running.model
     assert isinstance(model, StoredModel)
-    devices = running.memory.devices if running.memory else []
-    on_gpu = sum(device.total for device in devices if not device.device.upper().startswith("CPU"))
     return RunningModel(
         name=model.name,
         model=model.name,
@@ -46,9 +45,17 @@ def _running_model(running: Running) -> RunningModel:
         digest=model.digest,
         details=model.details,
         expires_at=_expiry(running.seconds_left),
-        size_vram=on_gpu,
+        size_vram=_on_gpus(running.memory),
         context_length=running.n_ctx,
     )
+
+
+def _on_gpus(memory: MemoryReport | None) -> int:
+    """All of it when every layer is on a GPU: what stays with the host then is not what makes a model slow."""
+    if memory is None:
+        return 0
+    has_host_layers = any(any(d.weights) or any(d.cache) for d in memory.devices if not d.is_gpu)
+    return memory.on_gpus if has_host_layers or not memory.on_gpus else memory.total
 
 
 def _expiry(seconds_left: float) -> str:

@@ -1,0 +1,61 @@
+"""``puna discover``: the devices of this machine as one line of JSON, a ``wire.Discovery``.
+
+A process of its own, because opening a driver may crash or hang. The line is the last one on standard output: drivers
+print, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Literal
+
+from puna.errors import NativeLibraryError
+from puna.ml.ggml.devices import Device, devices
+from puna.native import cpu, structs
+from puna.native.ggml import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, ggml
+from puna.wire import Device as FoundDevice
+from puna.wire import Discovery, encode
+
+# They are read by the drivers and by ggml's backends; runners inherit them, too.
+FILTERS = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+    *("HSA_OVERRIDE_GFX_VERSION", "GGML_VK_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR"),
+)
+_KINDS: dict[int, Literal["gpu", "igpu", "accel", "cpu"]] = {
+    DEVICE_TYPE_GPU: "gpu",
+    DEVICE_TYPE_IGPU: "igpu",
+    DEVICE_TYPE_ACCEL: "accel",
+    DEVICE_TYPE_CPU: "cpu",
+}
+
+
+def discover() -> Discovery:
+    threads = cpu.threads(cpu.physical_cores(), cpu.usable_cores(), cpu.cgroup_limits().cpus)
+    filters = {name: os.environ[name] for name in FILTERS if name in os.environ}
+    try:
+        found, error = [_describe(device) for device in devices()], ""
+    except NativeLibraryError as failure:
+        found, error = [], str(failure)
+    return Discovery(devices=found, filters=filters, error=error, physical_cores=cpu.physical_cores(), threads=threads)
+
+
+def _describe(device: Device) -> FoundDevice:
+    g = ggml()
+    free, total = device.memory()
+    return FoundDevice(
+        name=device.name,
+        library=g.ggml_backend_reg_name(g.ggml_backend_dev_backend_reg(device.address)).decode(errors="replace"),
+        kind=_KINDS[device.kind],
+        free=min(free, total),
+        total=total,
+        description=device.description,
+        id=structs.device_id(device.address),
+    )
+
+
+def main() -> None:
+    line = encode(discover())
+    sys.stdout.flush()
+    os.write(1, b"\n" + line + b"\n")
+    os._exit(0)  # a driver that crashes while it is unloaded has already said all that is wanted

@@ -1,0 +1,99 @@
+"""Gives a load its memory: one load at a time measures, finds a layout and allocates, while others make room if need be.
+
+Which model makes room is the scheduler's decision; what is free and how layers are placed is ``puna.llm``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from puna import wire
+from puna.errors import OutOfMemory
+from puna.llm.budget import Held, available
+from puna.llm.discovery import Machine
+from puna.llm.fitting import Free, negotiate
+from puna.llm.layout import Wish
+from puna.llm.load import WantedLoad
+from puna.llm.runner import Runner
+from puna.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# A driver may show memory as free only some time after the process that held it is gone.
+_RECOVERY_S, _RECOVERY_POLL_S, _RECOVERED_SHARE = 5.0, 0.25, 0.75
+
+
+@dataclass(frozen=True)
+class Others:
+    """The other models, as one load sees them."""
+
+    held: Callable[[], list[Held]]
+    may_go: Callable[[], bool]  # whether one of them may leave for this load, now or later
+    make_room: Callable[[], Awaitable[None]]  # returns when one of them has gone, or none may go any more
+
+
+@dataclass(eq=False)
+class Admission:
+    settings: Settings
+    machine: Machine
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def load(self, runner: Runner, wanted: WantedLoad, others: Others) -> wire.LoadReply:
+        """Returns when memory is taken; the weights are still being read.
+
+        Errors: OutOfMemory with the numbers when it does not fit and nobody can make room; what the runner reports.
+        """
+        async with self._lock:
+            while True:
+                is_fresh = await self.machine.refresh()
+                gpus = self.machine.gpus or []
+                free = available(gpus, self.machine.memory(), others.held(), is_fresh=is_fresh)
+                if wanted.main_gpu is not None and gpus and not 0 <= wanted.main_gpu < len(gpus):
+                    log.warning("main_gpu %d is none of the %d GPUs, it is ignored", wanted.main_gpu, len(gpus))
+                wish = Wish(
+                    wanted.num_gpu,
+                    wanted.main_gpu,
+                    spread=self.settings.sched_spread,
+                    overhead=self.settings.gpu_overhead,
+                    must_be_full=others.may_go(),
+                )
+                try:
+                    return await self._fit_and_commit(runner, wanted.options, free, wish)
+                except OutOfMemory as error:
+                    if not wish.must_be_full:
+                        raise
+                    log.info("%s; other models make room", error)
+                await self._make_room(others)
+
+    async def _fit_and_commit(self, runner: Runner, options: wire.LoadOptions, free: Free, wish: Wish) -> wire.LoadReply:
+        steps = negotiate(free, wish)
+        attempt = next(steps)
+        while True:
+            placed = msgspec.structs.replace(options, gpu_layers=list(attempt.layout.parts))
+            request = wire.LoadRequest(operation=attempt.operation, options=placed)
+            reply = await runner.try_load(request, self.settings.load_timeout)
+            try:
+                attempt = steps.send(reply)
+            except StopIteration as stop:
+                committed: wire.LoadReply = stop.value
+                return committed
+
+    async def _make_room(self, others: Others) -> None:
+        """Returns when the memory of the model that left can be seen, or after a while all the same."""
+        held = sum(model.memory.on_gpus for model in others.held())
+        before = sum(gpu.free for gpu in self.machine.gpus or [])
+        await others.make_room()
+        freed = held - sum(model.memory.on_gpus for model in others.held())
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + _RECOVERY_S
+        while freed > 0 and clock() < deadline:
+            if not await self.machine.refresh():
+                return
+            if sum(gpu.free for gpu in self.machine.gpus or []) - before >= _RECOVERED_SHARE * freed:
+                return
+            await asyncio.sleep(_RECOVERY_POLL_S)
