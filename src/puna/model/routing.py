@@ -9,6 +9,17 @@ from puna.gguf.reader import GGUFFile
 from puna.nn.experts import Gating, Routing
 
 
+def needed_routing(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = Gating.SOFTMAX) -> Routing:
+    """As routing_of, for families whose layers all have experts.
+
+    Errors: FileFormatError also for a file that states none.
+    """
+    routing = routing_of(file, is_normalised=is_normalised, gating=gating)
+    if routing is None:
+        raise FileFormatError(f"{file.path}: {file.metadata.full_key('expert_count')} is missing")
+    return routing
+
+
 def routing_of(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = Gating.SOFTMAX) -> Routing | None:
     """Read ``expert_*``; the arguments are the family's ways where the file states none. None: no experts.
 
