@@ -93,6 +93,8 @@ class Forward:
         self._cache.make_inputs(ctx)
         logits = self._model.forward(ctx, inputs, self._cache)
         ctx.output(logits)
+        for given in (inputs.tokens, inputs.positions):
+            ctx.forward(given)  # gets memory, even where nothing depends on it: attention need not know positions
         self._built = Built(key, ctx, inputs, logits)
         self.n_builds += 1
         return self._built
