@@ -30,6 +30,7 @@ class Oracle:
         adapters: Sequence[Any] = (),
     ) -> None:
         self.lib = llama()
+        self.n_sequences = n_sequences
         params = self.lib.llama_model_default_params()
         self.model = self.lib.llama_model_load_from_file(str(path).encode(), params)
         assert self.model, f"libllama cannot load {path}"
@@ -104,7 +105,11 @@ class Oracle:
 
     def forget(self, sequence: int = -1, begin: int = -1, end: int = -1) -> None:
         memory = self.lib.llama_get_memory(self.ctx)
-        assert not memory or self.lib.llama_memory_seq_rm(memory, sequence, begin, end)  # encoders have none
+        if not memory:  # encoders have none
+            return
+        # Recurrent states know no "all sequences".
+        for s in range(self.n_sequences) if sequence < 0 else [sequence]:
+            assert self.lib.llama_memory_seq_rm(memory, s, begin, end)
 
     def shift(self, sequence: int, begin: int, end: int) -> None:
         """Forget positions [begin, end) and move the later ones down."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,13 @@ class Row:
     # Of the largest error over the largest logit, for files that are not quantised; every row's energy must be within 1e-3.
     worst: float = 1e-3
     can_shift: bool = True
+    is_recurrent: bool = False  # libllama forgets such a sequence as a whole or not at all, and moves nothing in it
+    # Variants in which libllama turns cached keys wrongly (the note says how), and what is different in files of one layer
+    # that are the judges instead.
+    shifted_alone: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     note: str = ""  # where libllama and other engines differ: which is followed, and why
+    # Writes the same model as libllama reads it, for rows of other programs' names of keys and tensors.
+    norm: Callable[..., Path] | None = None
     limits: Mapping[str, Any] = field(default_factory=dict)  # of both engines, beside n_ctx 1024 and 4 sequences
 
 
@@ -74,14 +80,16 @@ class TinyFile:
             self.writer.add("tokenizer.chat_template", chat_template)
         self.weights = RandomWeights(self.writer, seed, TensorType.from_name(dtype))
 
-    def ends(self, *, tied: bool = False, norm_bias: bool = False, logits_std: float = 3.0) -> None:
+    def ends(
+        self, *, tied: bool = False, norm_bias: bool = False, logits_std: float = 3.0, norm_name: str = "output_norm"
+    ) -> None:
         """Embedding, last norm and head."""
         w = self.weights
         w.matrix("token_embd.weight", self.n_vocab, self.n_embd, std=logits_std / self.n_embd**0.5 if tied else 1.0)
         # A tied head would mostly repeat the last token, whose embedding is still in the residual; random signs undo that.
-        w.norm("output_norm.weight", self.n_embd, random_signs=tied)
+        w.norm(f"{norm_name}.weight", self.n_embd, random_signs=tied)
         if norm_bias:
-            w.bias("output_norm.bias", self.n_embd)
+            w.bias(f"{norm_name}.bias", self.n_embd)
         if not tied:
             w.matrix("output.weight", self.n_vocab, self.n_embd, std=logits_std / self.n_embd**0.5)
 
@@ -99,17 +107,29 @@ class TinyFile:
                 self.weights.bias(f"{prefix}.{name}.bias", n or self.n_embd)
 
     def experts(
-        self, prefix: str, *, n_experts: int, n_ff: int, biases: bool = False, names: tuple[str, ...] = ("gate", "up", "down")
+        self,
+        prefix: str,
+        *,
+        n_experts: int,
+        n_ff: int,
+        biases: bool = False,
+        names: tuple[str, ...] = ("gate", "up", "down"),
+        dtype: str = "",
     ) -> None:
         """A router and experts; the router's scores spread, so that both engines choose the same experts."""
         n = self.n_embd
+        stacks = (
+            RandomWeights(self.writer, int(self.weights.random.integers(1 << 30)), TensorType.from_name(dtype))
+            if dtype
+            else self.weights
+        )
         # As files have it, the router is never quantised.
         plain = RandomWeights(self.writer, int(self.weights.random.integers(1 << 30)), TensorType.F32)
         plain.matrix(f"{prefix}.ffn_gate_inp.weight", n_experts, n, std=2.0 / n**0.5)
         for name in names:
             n_out, n_in = (n, n_ff) if name == "down" else (n_ff, n)
             gain = 3.0 if name == "down" else 1.0
-            self.weights.stack(f"{prefix}.ffn_{name}_exps.weight", n_experts, n_out, n_in, std=gain / n_in**0.5)
+            stacks.stack(f"{prefix}.ffn_{name}_exps.weight", n_experts, n_out, n_in, std=gain / n_in**0.5)
             if biases:
                 self.weights.bias_rows(f"{prefix}.ffn_{name}_exps.bias", n_experts, n_out)
         if biases:

@@ -33,8 +33,8 @@ class StateGroup:
     n_sequences: int
     ctx: Context
     pools: Mapping[str, Tensor]
-    sources: Tensor
-    targets: Tensor
+    sources: Tensor  # slots of the states before this step, I32 [n_sequences]
+    targets: Tensor  # and after it, I64
 
     def rows(self, x: Tensor, begin: int = 0, width: int = 0) -> Tensor:
         """Values [begin, begin + width) of this group's rows of x [n_values, n], which is contiguous; all unless stated.
@@ -48,6 +48,10 @@ class StateGroup:
     def load(self, name: str) -> Tensor:
         """The states before this step: F32 [width, n_sequences]."""
         return self.ctx.use(self.pools[name]).rows(self.sources)  # type: ignore[no-any-return]
+
+    def pool(self, name: str) -> Tensor:
+        """For operations that find the states themselves: those of all slots, [width, n_slots]; sources says which."""
+        return self.ctx.use(self.pools[name])  # type: ignore[no-any-return]
 
     def store(self, name: str, state: Tensor) -> None:
         """The states after this step, of as many values; once per name."""

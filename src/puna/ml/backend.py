@@ -21,6 +21,7 @@ class Use(Enum):
     EXPERTS = "experts"  # receiver of mul_mat_id
     ROWS = "rows"  # looked up by row: token embeddings
     VECTOR = "vector"  # elementwise: norms, biases, rope factors
+    OPERAND = "operand"  # of recurrent operations, which take F32 alone: kernels, decays
 
 
 @dataclass(frozen=True)

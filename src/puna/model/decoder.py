@@ -58,14 +58,14 @@ class DecoderOptions:
         head_dim = meta.integer("attention.key_length", n_embd // most)
         head_dim_v = meta.integer("attention.value_length", head_dim)
         for layer, (heads, kv_heads) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
-            if min(heads, kv_heads) < 0 or (kv_heads and heads % kv_heads) or (heads and not kv_heads):
+            if min(heads, kv_heads) < 0 or (kv_heads and heads % kv_heads):
                 raise FileFormatError(f"{file.path}: layer {layer}: {heads} heads cannot share {kv_heads} key/value heads")
         if min(head_dim, head_dim_v) < 1:
             raise FileFormatError(f"{file.path}: heads of {head_dim} and {head_dim_v} values")
         return cls(
             n_layers=n_layers,
             n_embd=n_embd,
-            n_heads=n_heads,
+            n_heads=[heads if kv_heads else 0 for heads, kv_heads in zip(n_heads, n_kv_heads, strict=True)],
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
             head_dim_v=head_dim_v,
@@ -123,6 +123,10 @@ class Step:
     layer: int = 0
     is_last: bool = False
     is_selected: bool = False  # only the rows whose logits are wanted are left
+
+    def rotate(self, x: Tensor, rope: RopeOptions | None) -> Tensor:
+        """Queries or keys [head_dim, n_heads, n] by their positions; unchanged without a rotation."""
+        return x.rope(self.inputs.positions, rope, self.factors) if rope else x
 
     def outputs_only(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """In the last layer the rows whose logits are wanted; a layer calls it once its rows no longer need each other."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from puna.errors import FileFormatError, MissingTensors
 from puna.gguf.reader import GGUFFile
+from puna.gguf.types import TensorType
 from puna.ml.backend import Backend, Use
 from puna.nn.adapter import Adapters
 
@@ -112,6 +113,8 @@ class _Binder:
             own = meta["dims"] or axes[meta["skip"] :]
             if own:
                 self._check(chosen, own, lengths)
+            if meta["use"] is Use.OPERAND and self.file.tensors[chosen].type is not TensorType.F32:
+                raise FileFormatError(f"{self.file.path}: tensor {chosen} is {self.file.tensors[chosen].type.name}, not F32")
             return self.backend.tensor(chosen, meta["use"])
         if not meta["optional"]:
             self.missing.append(candidates[0])

@@ -1,0 +1,74 @@
+"""Models some or all of whose layers have a recurrent state instead of attention, or beside it.
+
+Which layers attend is stated in several ways, by writer: as layers without key/value heads, an interval, or a list. The
+tensors always tell, so they decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+from puna.errors import FileFormatError
+from puna.gguf.reader import GGUFFile
+from puna.kvcache.cache import Cache, Limits
+from puna.kvcache.layered import LayeredCache
+from puna.kvcache.recurrent import RecurrentCache
+from puna.ml.backend import Backend
+from puna.ml.tensor import DType
+from puna.model.decoder import Decoder, DecoderOptions, OptionsT
+
+
+@dataclass(frozen=True)
+class HybridOptions(DecoderOptions):
+    @classmethod
+    def read(cls, file: GGUFFile) -> Self:
+        """Layers that only predict further tokens are left out: they come last, and nothing needs them."""
+        o = super().read(file)
+        n_layers = o.n_layers - predicting_layers(file, o.n_layers)
+        attends = [f"blk.{i}.attn_output.weight" in file.tensors for i in range(n_layers)]
+        heads, kv_heads = (
+            [n if has else 0 for n, has in zip(counts, attends, strict=False)] for counts in (o.n_heads, o.n_kv_heads)
+        )
+        return replace(o, n_layers=n_layers, n_heads=heads, n_kv_heads=kv_heads)
+
+
+def predicting_layers(file: GGUFFile, n_layers: int) -> int:
+    """How many of the layers are for predicting more than the next token (multi-token prediction)."""
+    n = file.metadata.integer("nextn_predict_layers", 0)
+    if not 0 <= n < n_layers:
+        raise FileFormatError(f"{file.path}: nextn_predict_layers {n} does not fit {n_layers} layers")
+    return n
+
+
+def state_sizes(file: GGUFFile, *keys: str) -> list[int]:
+    """The metadata's numbers under these keys, each from 1 on and small enough that no product of them overflows.
+
+    Errors: FileFormatError naming key and value.
+    """
+    sizes = [file.metadata.integer(key) for key in keys]
+    for key, size in zip(keys, sizes, strict=True):
+        if not 1 <= size <= 1 << 20:
+            raise FileFormatError(f"{file.path}: {file.metadata.full_key(key)} {size} is not usable")
+    return sizes
+
+
+class HybridDecoder(Decoder[OptionsT]):
+    nodes_per_group = 16  # of a recurrent layer, for each group of sequences with equally many rows
+
+    def states(self, layer: int) -> Mapping[str, int]:
+        """The F32 values of each state of a sequence in this layer; empty: it has none."""
+        raise NotImplementedError
+
+    def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
+        o = self.options
+        recurrent = RecurrentCache(backend, limits, widths=[self.states(i) for i in range(o.n_layers)])
+        if not any(o.n_kv_heads):
+            return recurrent
+        attention = super().make_cache(backend, limits, dtype)
+        choice = [0 if not n and self.states(i) else 1 for i, n in enumerate(o.n_kv_heads)]
+        return LayeredCache([recurrent, attention], choice, limits.max_sequences)
+
+    def max_nodes(self, limits: Limits) -> int:
+        return super().max_nodes(limits) + self.options.n_layers * self.nodes_per_group * limits.max_sequences
