@@ -124,7 +124,7 @@ class TensorDescription(Response):
 class ShowResponse(Response):
     OMIT = frozenset(
         {"license", "modelfile", "parameters", "template", "system", "messages", "remote_model", "remote_host"}
-        | {"projector_info", "requires", "capabilities"}
+        | {"projector_info", "requires", "capabilities", "engine", "engine_reason"}
     )
 
     license: str = ""
@@ -142,3 +142,5 @@ class ShowResponse(Response):
     capabilities: list[str] = []
     modified_at: datetime
     requires: str = ""
+    engine: str = ""  # which one runs the model: puna or compat
+    engine_reason: str = ""

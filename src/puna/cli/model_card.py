@@ -44,11 +44,17 @@ def _model_rows(reply: Mapping[str, Any], details: Mapping[str, Any], info: Mapp
         "embedding length": info.get(f"{architecture}.embedding_length") or details.get("embedding_length"),
         "quantization": details.get("quantization_level"),
         "requires": reply.get("requires"),
-        "engine": reply.get("engine"),
+        "engine": _engine(reply),
         "remote model": reply.get("remote_model"),
         "remote url": reply.get("remote_host"),
     }
     return [(name, str(value)) for name, value in values.items() if value]
+
+
+def _engine(reply: Mapping[str, Any]) -> str:
+    """Which engine runs the model, and why; nothing from servers that do not say."""
+    engine, reason = reply.get("engine") or "", reply.get("engine_reason") or ""
+    return f"{engine} ({reason})" if engine and reason else str(engine)
 
 
 def _projector_rows(info: Mapping[str, Any]) -> list[Row]:

@@ -169,6 +169,11 @@ class Scheduler:
             found.append(Running(loaded.model, memory, loaded.n_ctx, 0.0 if is_closing else left, is_closing))
         return sorted(found, key=lambda item: item.seconds_left, reverse=True)
 
+    def reply_of(self, model_path: Path) -> wire.LoadReply | None:
+        """What the model's runner said to its load; None while it is not loaded."""
+        loaded = self._loaded.get(model_path)
+        return loaded.reply if loaded is not None else None
+
     async def close(self) -> None:
         """Refuse what waits, end all runners, and return when they are gone."""
         self._is_closed = True

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from puna.api.models import ModelDetails, ShowResponse, TensorDescription, local_time
+from puna.engines import Choice
 from puna.errors import FileFormatError, NotFound
 from puna.gguf.metadata import LazyArray
 from puna.gguf.reader import GGUFFile
@@ -21,7 +22,7 @@ from puna.store.model import StoredModel
 HIDDEN_KEYS = frozenset({"general.name", "tokenizer.chat_template"})
 
 
-def show(model: StoredModel, *, verbose: bool = False, system: str = "") -> ShowResponse:
+def show(model: StoredModel, *, verbose: bool = False, system: str = "", engine: Choice | None = None) -> ShowResponse:
     """The reply of /api/show; *system* replaces the model's own, arrays are null unless *verbose*."""
     info, tensors = _describe(model.weights_path, verbose)
     projector, _ = _describe(model.projector_paths[0], verbose) if model.projector_paths else ({}, [])
@@ -41,6 +42,8 @@ def show(model: StoredModel, *, verbose: bool = False, system: str = "") -> Show
         capabilities=model.capabilities,
         modified_at=local_time(model.modified_at),
         requires=model.config.requires,
+        engine=engine.engine if engine else "",
+        engine_reason=engine.reason if engine else "",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 from anyio import to_thread
 from starlette.requests import Request
@@ -27,6 +27,7 @@ from puna.api.models import (
     TagsResponse,
     local_time,
 )
+from puna.engines import Choice, EngineName, choose
 from puna.errors import BadRequest, InvalidName, NotFound, PunaError, TemplateError
 from puna.prompt.gotemplate import GoTemplate
 from puna.server.bodies import NDJSON, Stream, json_response, read_json
@@ -40,6 +41,7 @@ from puna.store.progress import Progress, Report
 from puna.store.show import show
 from puna.store.sources import file, pull
 from puna.store.store import Store
+from puna.wire import LoadReply
 
 UPLOAD_CHUNK_BYTES = 1 << 20
 COPILOT = "GitHubCopilotChat/"
@@ -80,12 +82,23 @@ async def show_model(request: Request) -> Response:
     def shown() -> dict[str, Any]:
         is_file = caller.is_local and file.is_path(body.reference)
         model = caller.store.from_file(body.reference) if is_file else caller.store.get(body.reference)
-        return show(model, verbose=body.verbose, system=body.system).model_dump(mode="json")
+        engine = _engine(request.app.state, model)
+        return show(model, verbose=body.verbose, system=body.system, engine=engine).model_dump(mode="json")
 
     reply = await to_thread.run_sync(shown)
     if request.headers.get("user-agent", "").startswith(COPILOT):
         reply["model_info"]["general.basename"] = body.reference
     return json_response(reply)
+
+
+def _engine(state: Any, model: StoredModel) -> Choice | None:
+    """What runs a loaded model; else what will, as far as its architecture tells."""
+    if model.weights_path is None or model.file is None:
+        return None
+    reply: LoadReply | None = state.scheduler.reply_of(model.weights_path)
+    if reply is not None and reply.engine:
+        return Choice(cast(EngineName, reply.engine), reply.engine_reason)
+    return choose(model.file.architecture, state.settings.new_engine)
 
 
 async def delete_model(request: Request) -> Response:
