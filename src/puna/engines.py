@@ -13,10 +13,24 @@ EngineName = Literal["puna", "compat"]
 # What Puna's engine runs, by the name that files state in general.architecture, and the class that does it.
 ARCHITECTURES: dict[str, str] = {
     "bert": "puna.model.arch.bert:Bert",
+    "gemma": "puna.model.arch.gemma:Gemma",
     "gemma2": "puna.model.arch.gemma2:Gemma2",
     "gemma3": "puna.model.arch.gemma3:Gemma3",
+    "gpt-oss": "puna.model.arch.gpt_oss:GptOss",
+    "gptoss": "puna.model.arch.gpt_oss:GptOss",
+    "lfm2": "puna.model.arch.lfm2:Lfm2",
+    "lfm2moe": "puna.model.arch.lfm2:Lfm2",
+    "granite": "puna.model.arch.granite:Granite",
+    "granitemoe": "puna.model.arch.granite:Granite",
     "llama": "puna.model.arch.llama:Llama",
+    "mistral3": "puna.model.arch.mistral3:Mistral3",
     "nomic-bert": "puna.model.arch.nomic_bert:NomicBert",
+    "phi3": "puna.model.arch.phi3:Phi3",
+    "qwen2": "puna.model.arch.qwen2:Qwen2",
+    "qwen2moe": "puna.model.arch.qwen2moe:Qwen2MoE",
+    "qwen3": "puna.model.arch.qwen3:Qwen3",
+    "qwen3moe": "puna.model.arch.qwen3moe:Qwen3MoE",
+    "starcoder2": "puna.model.arch.starcoder2:StarCoder2",
 }
 
 # For people whose model neither engine runs.

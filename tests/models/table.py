@@ -5,15 +5,30 @@ tools/models_table.py makes the table of docs/models.md of it.
 
 from __future__ import annotations
 
-from tests.models import encoders, gemma, llama
+from tests.models import encoders, gemma, gpt_oss, lfm2, llama
+from tests.models import granite, mistral3, phi3, qwen, starcoder2
 from tests.models.row import Row
 
 # By the name that files state, or a variety of it after a colon; run by the contract of tests/parity/test_architectures.py.
 ROWS: dict[str, Row] = {
+    "gemma": gemma.GEMMA,
     "gemma2": gemma.GEMMA2,
     "gemma3": gemma.GEMMA3,
+    "gpt-oss": gpt_oss.GPT_OSS,
+    "lfm2": lfm2.LFM2,
+    "lfm2moe": lfm2.LFM2_MOE,
+    "granite": granite.GRANITE,
+    "granitemoe": granite.GRANITEMOE,
+    "gptoss": gpt_oss.GPTOSS,
     "llama": llama.LLAMA,
     "llama:experts": llama.MIXTRAL,
+    "mistral3": mistral3.MISTRAL3,
+    "phi3": phi3.PHI3,
+    "qwen2": qwen.QWEN2,
+    "qwen2moe": qwen.QWEN2MOE,
+    "qwen3": qwen.QWEN3,
+    "qwen3moe": qwen.QWEN3MOE,
+    "starcoder2": starcoder2.STARCODER2,
 }
 
 # Those that embed, run by the contract of tests/parity/test_embeddings.py: models in which every token sees the whole text …
@@ -25,4 +40,5 @@ ENCODERS: dict[str, Row] = {
 # … and varieties of generating models.
 EMBEDDERS: dict[str, Row] = {
     "llama:embedding": llama.EMBEDDER,
+    "qwen3:embedding": qwen.QWEN3_EMBEDDER,
 }

@@ -21,7 +21,7 @@ class WindowedOptions(DecoderOptions):
 
     window: int = 0
     is_windowed: list[bool] = field(default_factory=list)  # per layer
-    window_rope: RopeOptions | None = None  # of windowed layers; None: as all others
+    window_base: float = 0.0  # of the rotation in windowed layers
 
     period: ClassVar[int]  # the last of so many layers sees everything, in files that do not say
 
@@ -35,10 +35,10 @@ class WindowedOptions(DecoderOptions):
         base = file.metadata.number("rope.freq_base_swa", o.rope.base)
         if not (math.isfinite(base) and base > 0):
             raise FileFormatError(f"{file.path}: rope.freq_base_swa {base} is not usable")
-        return replace(o, window=window, is_windowed=is_windowed, window_rope=replace(o.rope, base=base))
+        return replace(o, window=window, is_windowed=is_windowed, window_base=base)
 
     def rope_of(self, layer: int) -> RopeOptions | None:
-        return self.window_rope if self.is_windowed[layer] else self.rope
+        return replace(self.rope, base=self.window_base) if self.is_windowed[layer] else self.rope
 
     def reach(self, layer: int) -> Reach:
         return Reach(window=self.window) if self.is_windowed[layer] else ALL
