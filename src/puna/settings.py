@@ -126,6 +126,12 @@ def _origins(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _log_format(text: str) -> str:
+    if text.lower() not in ("text", "json"):
+        raise ValueError("neither text nor json")
+    return text.lower()
+
+
 def _path(text: str) -> Path:
     return Path(text).expanduser()
 
@@ -165,6 +171,7 @@ class Settings:
         "OLLAMA_NEW_ENGINE", _boolean, None, "1: only Puna's own engine, 0: only libllama (unset: whichever supports the model)"
     )
     debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
+    log_format: str = _setting("PUNA_LOG_FORMAT", _log_format, "text", "lines of the server's log: text, or json objects")
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:

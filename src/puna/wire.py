@@ -246,6 +246,8 @@ class Health(Message, frozen=True):
     active: int = 0  # requests being computed
     waiting: int = 0
     steps: int = 0  # engine steps so far: a runner with active requests and no new steps is stuck
+    cache_cells: int = 0  # tokens that the cache can hold; 0: there is no such bound
+    cache_used: int = 0  # of them, those that hold a token, of a running request or for a later one
 
 
 def encode(message: Message) -> bytes:

@@ -100,3 +100,17 @@ def test_what_cannot_be_done_is_said(live: Serving, path: str, fields: dict[str,
 def test_a_ranker_makes_no_vectors(live: Serving) -> None:
     response = live.post("/api/embed", {"model": "ranker", "input": "x"})
     assert (response.status_code, response.json()) == (501, {"error": "this model does not support embeddings"})
+
+
+def test_what_was_asked_is_counted(live: Serving) -> None:
+    live.post("/api/rerank", ASK)
+    live.post("/api/embed", {"model": "embedder", "input": ["a", "b", "c"]})
+    live.post("/api/rerank", {**ASK, "model": "embedder"})
+    text = live.client.get("/metrics").text
+    found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")}
+    assert found['puna_embedding_requests_total{kind="rank",model="ranker:latest",outcome="ok"}'] >= 1
+    assert found['puna_embedding_requests_total{kind="embed",model="embedder:latest",outcome="ok"}'] == 1
+    assert found['puna_embedding_requests_total{kind="rank",model="embedder:latest",outcome="error"}'] >= 1
+    assert found['puna_embedding_texts_total{model="embedder:latest"}'] == 3
+    assert found['puna_embedding_tokens_total{model="embedder:latest"}'] > 3
+    assert found['puna_embedding_duration_seconds_count{model="ranker:latest"}'] >= 1

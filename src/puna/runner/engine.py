@@ -85,6 +85,7 @@ class Engine:
 
     def health(self) -> Health:
         h = self._health
+        n_cells, n_free = self._cells()
         return Health(
             status=h.status,
             progress=h.progress,
@@ -92,7 +93,17 @@ class Engine:
             active=len(self._running),
             waiting=len(self._waiting),
             steps=self._n_steps,
+            cache_cells=n_cells,
+            cache_used=n_cells - n_free,
         )
+
+    def _cells(self) -> tuple[int, int]:
+        """Cells of the cache, and those of them that are free. Read while the engine's thread works: a moment's picture."""
+        loaded = self._loaded
+        if loaded is None:
+            return 0, 0
+        n_cells, n_free = loaded.limits.n_cells, loaded.cache.n_free
+        return (0, 0) if n_free > n_cells else (n_cells, n_free)
 
     def load(self, request: LoadRequest) -> LoadReply:
         with self._load_lock:

@@ -24,7 +24,8 @@ from puna.server import errors
 from puna.server.access import ApiKeys, check_exposure, read_keys
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
-from puna.server.request_id import InLog, RequestIds
+from puna.server.log import log_to_stderr
+from puna.server.request_id import RequestIds
 from puna.server.routes import anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
 from puna.server.scheduler import Launch, Scheduler, launch_runner
 from puna.settings import Settings
@@ -120,7 +121,7 @@ def serve(settings: Settings, sock: socket.socket | None = None, launch: Launch 
 
     Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
-    _log_to_stderr(settings)
+    log_to_stderr(settings)
     check_exposure(settings)
     app = create_app(settings, Store(settings.models, keep_unused=settings.no_prune), Scheduler(settings, launch))
     listener = sock or _listen(settings)
@@ -128,15 +129,6 @@ def serve(settings: Settings, sock: socket.socket | None = None, launch: Launch 
     log.info("Listening on %s:%d (version %s)", host, port, __version__)
     with listener:
         make_server(app, settings).run(sockets=[listener])
-
-
-def _log_to_stderr(settings: Settings) -> None:
-    handler = logging.StreamHandler()
-    handler.addFilter(InLog())
-    line = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
-    logging.basicConfig(level=logging.DEBUG if settings.debug else logging.INFO, format=line, handlers=[handler])
-    for noisy in ("asyncio", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(logging.INFO if settings.debug else logging.WARNING)
 
 
 def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:

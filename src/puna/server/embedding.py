@@ -59,12 +59,15 @@ async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted:
         raise HTTPException(501, _UNSUPPORTED if wanted.query is None else _NO_RANKING)
     options = model_options.merge(model.parameters, message.options)
     load = wanted_load(options, caller.settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
-    async with caller.scheduler.acquire(model, load, message.keep_alive) as loaded:
-        load_ns = time.monotonic_ns() - caller.began_ns
-        if not wanted.inputs:
+    if not wanted.inputs:
+        async with caller.scheduler.acquire(model, load, message.keep_alive):
             return None
-        try:
-            reply = await loaded.runner.embed(wanted)
-        except UnsupportedModel as error:
-            raise HTTPException(501, str(error)) from error
+    with caller.metrics.embedding(model.name, caller.began_ns, wanted) as seen:
+        async with caller.scheduler.acquire(model, load, message.keep_alive) as loaded:
+            load_ns = time.monotonic_ns() - caller.began_ns
+            try:
+                reply = await loaded.runner.embed(wanted)
+            except UnsupportedModel as error:
+                raise HTTPException(501, str(error)) from error
+        seen(reply.prompt_eval_count)
     return Embedded(reply, load_ns, time.monotonic_ns() - caller.began_ns)

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from puna import __version__, wire
+from puna.errors import PunaError
+from puna.llm.runner import Runner
 from puna.server.scheduler import Scheduler
 from puna.store.model import StoredModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_HEALTH_TIMEOUT_S = 1.0
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
@@ -62,9 +65,28 @@ class Metrics:
         self.generated_tokens = Counter("puna_generated_tokens", "Tokens of answers.", model, registry=registry)
         self.prompt_seconds = Counter("puna_prompt_seconds", "Time spent on reading prompts.", model, registry=registry)
         self.generated_seconds = Counter("puna_generated_seconds", "Time spent on generating.", model, registry=registry)
-        registry.register(_LoadedModels(scheduler))
+        self.thought_tokens = Counter("puna_thought_tokens", "Those of them that were thoughts.", model, registry=registry)
+        self.embeddings = Counter(
+            "puna_embedding_requests",
+            "Requests for vectors (embed) or scores (rank) that ended: ok, error or cancelled.",
+            ["model", "kind", "outcome"],
+            registry=registry,
+        )
+        self.embedded_texts = Counter("puna_embedding_texts", "Texts made vectors or scores of.", model, registry=registry)
+        self.embedded_tokens = Counter("puna_embedding_tokens", "Tokens of those texts.", model, registry=registry)
+        self.embedding_duration = Histogram(
+            "puna_embedding_duration_seconds",
+            "From a request's arrival to its vectors or scores.",
+            model,
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self._models = _LoadedModels(scheduler)
+        registry.register(self._models)
+        ProcessCollector(registry=registry)  # of the server's process: memory, processor time, open files
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
+        await self._models.look()
         return generate_latest(self._registry)
 
     @contextmanager
@@ -80,6 +102,26 @@ class Metrics:
             raise
         finally:
             seen.end(outcome)
+
+    @contextmanager
+    def embedding(self, model: str, began_ns: int, wanted: wire.EmbeddingRequest) -> Iterator[Callable[[int], None]]:
+        """Follow one request for vectors or scores; to be told the number of tokens when they are there."""
+        kind = "embed" if wanted.query is None else "rank"
+        outcome = "error"
+
+        def done(n_tokens: int) -> None:
+            self.embedded_texts.labels(model).inc(len(wanted.inputs))
+            self.embedded_tokens.labels(model).inc(n_tokens)
+            self.embedding_duration.labels(model).observe(time.monotonic() - began_ns / 1e9)
+
+        try:
+            yield done
+            outcome = "ok"
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            self.embeddings.labels(model, kind, outcome).inc()
 
 
 class Generation:
@@ -113,6 +155,7 @@ class Generation:
         metrics.prompt_tokens.labels(model).inc(done.prompt_eval_count)
         metrics.cached_tokens.labels(model).inc(done.cached_count)
         metrics.generated_tokens.labels(model).inc(done.eval_count)
+        metrics.thought_tokens.labels(model).inc(done.thought_count)
         metrics.prompt_seconds.labels(model).inc(done.prompt_eval_duration / 1e9)
         metrics.generated_seconds.labels(model).inc(done.eval_duration / 1e9)
 
@@ -125,10 +168,26 @@ class Generation:
 
 
 class _LoadedModels(Collector):
-    """Read from the scheduler when asked for."""
+    """Read from the scheduler and from the runners when asked for."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._healths: list[tuple[str, wire.Health]] = []
+
+    async def look(self) -> None:
+        """Ask the runners how they are; what does not answer soon is left out."""
+        asked = self._scheduler.runners()
+        found = await asyncio.gather(*(self._health(runner) for _, runner in asked))
+        names = [model.name for model, _ in asked if isinstance(model, StoredModel)]
+        self._healths = [(name, health) for name, health in zip(names, found, strict=True) if health is not None]
+
+    @staticmethod
+    async def _health(runner: Runner) -> wire.Health | None:
+        try:
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                return await runner.health()
+        except (TimeoutError, PunaError):
+            return None
 
     def describe(self) -> list[Metric]:
         return []
@@ -147,3 +206,17 @@ class _LoadedModels(Collector):
             memory.add_metric([item.model.name, "host"], item.memory.input_weights)
         yield count
         yield memory
+        yield from self._of_runners()
+
+    def _of_runners(self) -> Iterator[Metric]:
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            "active": GaugeMetricFamily("puna_runner_requests_active", "Requests being computed.", labels=["model"]),
+            "waiting": GaugeMetricFamily("puna_runner_requests_waiting", "Requests that wait for a place.", labels=["model"]),
+            "cache_cells": GaugeMetricFamily("puna_cache_cells", "Tokens that the cache can hold.", labels=["model"]),
+            "cache_used": GaugeMetricFamily("puna_cache_cells_used", "Those that hold a token.", labels=["model"]),
+            "steps": CounterMetricFamily("puna_runner_steps", "Steps that the engine has computed.", labels=["model"]),
+        }
+        for model, health in self._healths:
+            for name, family in families.items():
+                family.add_metric([model], getattr(health, name))
+        yield from families.values()

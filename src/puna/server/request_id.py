@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
+_MAX_PATH = 500  # characters of it in the log
 _SOUND = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _current: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
@@ -64,5 +65,10 @@ class RequestIds:
             await self._app(scope, receive, send_with_id)
         finally:
             level = logging.DEBUG if status < 400 and scope["method"] in ("GET", "HEAD") else logging.INFO
-            log.log(level, "%s %s %d in %.3f s", scope["method"], scope["path"], status, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            path = scope["path"][:_MAX_PATH]
+            path = path if path.isprintable() else ascii(path)  # it may hold anything, also what looks like another line
+            fields = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 6)}
+            line = "%s %s %d in %.3f s"
+            log.log(level, line, scope["method"], path, status, seconds, extra={"fields": fields})
             _current.reset(token)

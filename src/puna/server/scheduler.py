@@ -174,6 +174,11 @@ class Scheduler:
         loaded = self._loaded.get(model_path)
         return loaded.reply if loaded is not None else None
 
+    def runners(self) -> list[tuple[Loadable, Runner]]:
+        """Those that are ready, with their models."""
+        ready = (State.READY, State.DRAINING)
+        return [(loaded.model, loaded.runner) for loaded in self._loaded.values() if loaded.state in ready]
+
     async def close(self) -> None:
         """Refuse what waits, end all runners, and return when they are gone."""
         self._is_closed = True

@@ -47,7 +47,8 @@ class Script:
     fail_text: str = "the sky fell"
     stop_sequence: str = ""  # said to have ended the answer
     thought_count: int = 0
-    scores: list[float] = field(default_factory=list)  # of texts in turn; none: it has no rank head
+    cache_cells: int = 0
+    cache_used: int = 0
     ignore_sigterm: bool = False
 
 
@@ -102,7 +103,8 @@ class FakeRunner:
     async def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/health":
             status = "ready" if self.ready else "loading"
-            return 200, {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
+            found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
+            return 200, found | {"cache_cells": self.script.cache_cells, "cache_used": self.script.cache_used}
         if path == "/load":
             return await self.load(body)
         if path == "/tokenize":

@@ -69,3 +69,18 @@ def test_a_request_in_flight_is_seen(tmp_path: Path) -> None:
 def test_names_that_nobody_stored_make_no_series(shared: Live) -> None:
     shared.post("/api/chat", {"model": "made-up", "messages": HI})
     assert "made-up" not in shared.client.get("/metrics").text
+
+
+def test_the_cache_and_the_queue_of_each_runner_are_seen(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.add("hello", cache_cells=400, cache_used=30, thought_count=3)
+    with live.running():
+        live.post("/api/chat", {"model": "hello", "messages": HI, "stream": False})
+        found = samples(live)
+        assert found['puna_cache_cells{model="hello:latest"}'] == 400
+        assert found['puna_cache_cells_used{model="hello:latest"}'] == 30
+        assert found['puna_runner_requests_active{model="hello:latest"}'] == 0
+        assert found['puna_runner_requests_waiting{model="hello:latest"}'] == 0
+        assert found['puna_runner_steps_total{model="hello:latest"}'] >= 0
+        assert found['puna_thought_tokens_total{model="hello:latest"}'] == 3
+        assert found["process_resident_memory_bytes"] > 1e6

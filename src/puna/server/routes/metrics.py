@@ -11,7 +11,7 @@ from puna.server.metrics import CONTENT_TYPE
 
 
 async def metrics(request: Request) -> Response:
-    return Response(request.app.state.metrics.text(), headers={"content-type": CONTENT_TYPE})
+    return Response(await request.app.state.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
 async def health(_: Request) -> Response:
