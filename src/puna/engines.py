@@ -25,11 +25,16 @@ ARCHITECTURES: dict[str, str] = {
     "llama": "puna.model.arch.llama:Llama",
     "mistral3": "puna.model.arch.mistral3:Mistral3",
     "nomic-bert": "puna.model.arch.nomic_bert:NomicBert",
+    "olmo2": "puna.model.arch.olmo2:Olmo2",
+    "olmo3": "puna.model.arch.olmo2:Olmo2",
     "phi3": "puna.model.arch.phi3:Phi3",
     "qwen2": "puna.model.arch.qwen2:Qwen2",
     "qwen2moe": "puna.model.arch.qwen2moe:Qwen2MoE",
     "qwen3": "puna.model.arch.qwen3:Qwen3",
     "qwen3moe": "puna.model.arch.qwen3moe:Qwen3MoE",
+    "qwen35": "puna.model.arch.qwen3next:Qwen35",
+    "qwen35moe": "puna.model.arch.qwen3next:Qwen35",
+    "qwen3next": "puna.model.arch.qwen3next:Qwen3Next",
     "starcoder2": "puna.model.arch.starcoder2:StarCoder2",
 }
 

@@ -31,7 +31,7 @@ def write_gpt_oss(path: Path, *, n_experts: int = 8, n_layers: int = 4, experts:
         file.matrices(prefix, {"attn_output": (256, 256)}, biases=True, gain=2.0)
         sinks = file.weights.random.normal(1.0, 1.5, n_heads)
         file.writer.add_tensor(f"{prefix}.attn_sinks.weight", sinks.astype("float32"))
-        file.experts(prefix, n_experts=n_experts, n_ff=n_ff, biases=True, dtype=experts)
+        file.experts(prefix, n_experts=n_experts, n_ff=n_ff, biases=True, dtype=experts, gain=3.0)  # some values are clamped
     return file.save(path)
 
 

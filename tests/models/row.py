@@ -115,6 +115,7 @@ class TinyFile:
         biases: bool = False,
         names: tuple[str, ...] = ("gate", "up", "down"),
         dtype: str = "",
+        gain: float = 1.0,
     ) -> None:
         """A router and experts; the router's scores spread, so that both engines choose the same experts."""
         n = self.n_embd
@@ -128,8 +129,8 @@ class TinyFile:
         plain.matrix(f"{prefix}.ffn_gate_inp.weight", n_experts, n, std=2.0 / n**0.5)
         for name in names:
             n_out, n_in = (n, n_ff) if name == "down" else (n_ff, n)
-            gain = 3.0 if name == "down" else 1.0
-            stacks.stack(f"{prefix}.ffn_{name}_exps.weight", n_experts, n_out, n_in, std=gain / n_in**0.5)
+            std = (3.0 if name == "down" else gain) / n_in**0.5
+            stacks.stack(f"{prefix}.ffn_{name}_exps.weight", n_experts, n_out, n_in, std=std)
             if biases:
                 self.weights.bias_rows(f"{prefix}.ffn_{name}_exps.bias", n_experts, n_out)
         if biases:

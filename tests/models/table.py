@@ -5,8 +5,7 @@ tools/models_table.py makes the table of docs/models.md of it.
 
 from __future__ import annotations
 
-from tests.models import encoders, gemma, gpt_oss, lfm2, llama
-from tests.models import granite, mistral3, phi3, qwen, starcoder2
+from tests.models import encoders, gemma, gpt_oss, granite, lfm2, llama, mistral3, olmo2, phi3, qwen, qwen3next, starcoder2
 from tests.models.row import Row
 
 # By the name that files state, or a variety of it after a colon; run by the contract of tests/parity/test_architectures.py.
@@ -23,11 +22,17 @@ ROWS: dict[str, Row] = {
     "llama": llama.LLAMA,
     "llama:experts": llama.MIXTRAL,
     "mistral3": mistral3.MISTRAL3,
+    "olmo2": olmo2.OLMO2,
+    "olmo2:windows": olmo2.OLMO3,
+    "olmo3": olmo2.OLMO3_DIALECT,
     "phi3": phi3.PHI3,
     "qwen2": qwen.QWEN2,
     "qwen2moe": qwen.QWEN2MOE,
     "qwen3": qwen.QWEN3,
     "qwen3moe": qwen.QWEN3MOE,
+    "qwen35": qwen3next.QWEN35,
+    "qwen35moe": qwen3next.QWEN35_MOE,
+    "qwen3next": qwen3next.QWEN3NEXT,
     "starcoder2": starcoder2.STARCODER2,
 }
 
