@@ -273,6 +273,7 @@ class CausalCache:
         assert self._shift is not None
         ctx = self._backend.context(16 + 8 * len(self._pools))
         turns = ctx.input(DType.I32, len(changes))
+        ctx.forward(turns)  # gets memory, even where no layer turns its keys
         for layer, (pool, _) in self._pools.items():
             n_heads, dim = self._n_kv_heads[layer], self._dims[0]
             strides = (row_bytes(self._dtype, dim), row_bytes(self._dtype, dim * n_heads))
