@@ -59,7 +59,8 @@ class TinyFile:
         vocabulary = spm_vocabulary() if spm else bpe_vocabulary()
         self.writer = GGUFWriter(architecture)
         self.n_vocab, self.n_embd = len(vocabulary.tokens), n_embd
-        self.writer.add("general.name", f"tiny {architecture} {dtype} seed {seed}")
+        # Without the architecture: libllama takes a name with "phi3" in it for a promise about the vocabulary.
+        self.writer.add("general.name", f"tiny {dtype} seed {seed}")
         stated: dict[str, Any] = {
             "vocab_size": self.n_vocab,
             "context_length": n_ctx,
