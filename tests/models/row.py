@@ -48,7 +48,7 @@ class TinyFile:
         n_layers: int = 3,
         n_embd: int = 256,
         n_heads: int = 4,
-        n_kv_heads: int = 2,
+        n_kv_heads: int | list[int] = 2,  # of all layers, or of each
         n_ff: int = 512,
         n_ctx: int = 2048,
         spm: bool = False,

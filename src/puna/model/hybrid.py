@@ -13,6 +13,7 @@ from typing import Self
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Cache, Limits
+from puna.kvcache.causal import CausalCache
 from puna.kvcache.layered import LayeredCache
 from puna.kvcache.recurrent import RecurrentCache
 from puna.ml.backend import Backend
@@ -67,6 +68,7 @@ class HybridDecoder(Decoder[OptionsT]):
         if not any(o.n_kv_heads):
             return recurrent
         attention = super().make_cache(backend, limits, dtype)
+        assert isinstance(attention, CausalCache | LayeredCache)
         choice = [0 if not n and self.states(i) else 1 for i, n in enumerate(o.n_kv_heads)]
         return LayeredCache([recurrent, attention], choice, limits.max_sequences)
 

@@ -71,10 +71,7 @@ class Layer:
 
     def __call__(self, x: Tensor, step: Step, o: Options) -> Tensor:
         hidden = self.mixer_norm(x, o.eps)
-        if isinstance(self.mixer, ShortConv):
-            mixed = self.mixer(hidden, step.ctx, step.cache)
-        else:
-            mixed = self.mixer(hidden, step, o)
+        mixed = self.mixer(hidden, step.ctx, step.cache) if isinstance(self.mixer, ShortConv) else self.mixer(hidden, step, o)
         mixed, x = step.outputs_only(mixed, x)
         x = mixed + x
         hidden = self.mlp_norm(x, o.eps)
