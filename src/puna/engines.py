@@ -13,6 +13,8 @@ EngineName = Literal["puna", "compat"]
 # What Puna's engine runs, by the name that files state in general.architecture, and the class that does it.
 ARCHITECTURES: dict[str, str] = {
     "bert": "puna.model.arch.bert:Bert",
+    "cohere2": "puna.model.arch.cohere:Cohere2",
+    "command-r": "puna.model.arch.cohere:CommandR",
     "gemma": "puna.model.arch.gemma:Gemma",
     "gemma2": "puna.model.arch.gemma2:Gemma2",
     "gemma3": "puna.model.arch.gemma3:Gemma3",

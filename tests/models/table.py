@@ -5,11 +5,27 @@ tools/models_table.py makes the table of docs/models.md of it.
 
 from __future__ import annotations
 
-from tests.models import encoders, gemma, gpt_oss, granite, lfm2, llama, mistral3, olmo2, phi3, qwen, qwen3next, starcoder2
+from tests.models import (
+    cohere,
+    encoders,
+    gemma,
+    gpt_oss,
+    granite,
+    lfm2,
+    llama,
+    mistral3,
+    olmo2,
+    phi3,
+    qwen,
+    qwen3next,
+    starcoder2,
+)
 from tests.models.row import Row
 
 # By the name that files state, or a variety of it after a colon; run by the contract of tests/parity/test_architectures.py.
 ROWS: dict[str, Row] = {
+    "cohere2": cohere.COHERE2,
+    "command-r": cohere.COMMAND_R,
     "gemma": gemma.GEMMA,
     "gemma2": gemma.GEMMA2,
     "gemma3": gemma.GEMMA3,

@@ -87,7 +87,8 @@ class DecoderOptions:
         heads, kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
         q, k, v = heads * self.head_dim, kv_heads * self.head_dim, kv_heads * self.head_dim_v
         mixed = heads * self.head_dim_v
-        return {"q": q, "k": k, "v": v, "qkv": q + k + v, "mixed": mixed, "head": self.head_dim, "heads": heads}
+        each = {"head": self.head_dim, "heads": heads, "kv_heads": kv_heads}
+        return {"q": q, "k": k, "v": v, "qkv": q + k + v, "mixed": mixed, **each}
 
 
 def norm_eps(file: GGUFFile) -> float:
