@@ -20,7 +20,7 @@ from puna.store.modelfile import Modelfile
 DEFAULT_FILE = "Modelfile"
 _CHUNK_BYTES = 1 << 20
 _WEIGHTS = ("model*.safetensors", "consolidated*.safetensors", "pytorch_model*.bin", "consolidated*.pth", "*.gguf", "*.bin")
-_COMPANIONS = ("*.json", "*/*.json", "tokenizer.model", "chat_template.jinja")
+_COMPANIONS = ("*.json", "*/*.json", "tokenizer.model", "vocab.txt", "chat_template.jinja")
 
 Files = dict[str, Path]  # by the name the server shall know
 
@@ -39,7 +39,7 @@ def read(file: str) -> tuple[Modelfile, Path]:
 
 
 def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], Files, Files]:
-    """The request without its files, the files of the model, and those of its adapter."""
+    """The request without its files, the files of the model, and those of its adapters."""
     if parsed.last("draft"):
         raise BadRequest("DRAFT is not supported yet")
     files: Files = {}
@@ -51,10 +51,12 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
             names.append(value)
     if files and names:
         raise BadRequest(f"FROM {names[0]}: no such file, and a model cannot be combined with files")
-    adapter = parsed.last("adapter")
-    adapter_path = _existing(adapter, folder) if adapter else None
-    if adapter and adapter_path is None:
-        raise NotFound(f"ADAPTER {adapter}: no such file")
+    adapters: Files = {}
+    for value in parsed.values("adapter"):
+        path = _existing(value, folder)
+        if path is None:
+            raise NotFound(f"ADAPTER {value}: no such file")
+        adapters |= {_unused(name, adapters): found for name, found in _files_at(path).items()}
     fields: dict[str, Any] = {
         "from": names[-1] if names else "",
         "template": parsed.last("template"),
@@ -67,7 +69,12 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
         "messages": parsed.messages,
     }
     request = {"model": model, **{key: value for key, value in fields.items() if value}}
-    return request, files, _files_at(adapter_path) if adapter_path else {}
+    return request, files, adapters
+
+
+def _unused(name: str, files: Files) -> str:
+    """A name for one more file, also where files of the same name come from several folders."""
+    return name if name not in files else f"{len(files)}/{name}"
 
 
 def upload(client: Client, paths: Files, shown: Display) -> dict[str, str]:

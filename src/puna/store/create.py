@@ -1,18 +1,19 @@
-"""Make a model from another one, or from GGUF files whose blobs are already in the store.
+"""Make a model from another one, or from files whose blobs are already in the store: GGUF files, or a checkpoint's.
 
-Changed layers are written anew, all others are shared with the base model. Converts and quantises nothing yet.
+Changed layers are written anew, all others are shared with the base model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from puna.errors import BadRequest, NotFound, PunaError, UnsupportedModel
+from puna.errors import BadRequest, NotFound, UnsupportedModel
+from puna.gguf.quantise import kind_named
 from puna.store import config as configs
 from puna.store import parameters
 from puna.store.blobs import Blob, parse_digest
@@ -23,12 +24,11 @@ from puna.store.model import StoredModel
 from puna.store.modelfile import ROLES, SEMVER
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
+from puna.store.weights import check_adapter, convert_checkpoint, quantise_blob
 
 if TYPE_CHECKING:
     from puna.store.store import Store
 
-QUANTIZATIONS = ("F32", "F16", "Q4_K_S", "Q4_K_M", "Q8_0")
-UNQUANTIZED = ("F32", "F16", "BF16")
 GGUF_MAGIC = b"GGUF"
 
 _INFO_TYPES: dict[str, tuple[str, str]] = {  # field of a request's info: field of the configuration, type
@@ -72,15 +72,13 @@ class Recipe:
             parse_digest(digest)
         if not self.base and not self.files:
             raise BadRequest("unknown type")
-        if len(self.adapters) > 1:
-            raise BadRequest("only one adapter is currently supported")
         for message in self.messages:
             if message.get("role") not in (*ROLES, "tool"):
                 raise BadRequest('message role must be one of "system", "user", or "assistant"')
         if self.requires and not SEMVER.fullmatch(self.requires):
             raise BadRequest("requires must be a valid semver (e.g. 0.14.0)")
         if self.quantize:
-            _check_quantization(self.quantize)
+            kind_named(self.quantize)
         parameters.check(self.parameters)
         _info_fields(self.info)
 
@@ -88,15 +86,17 @@ class Recipe:
 def create(store: Store, name: Name, recipe: Recipe, report: Report) -> StoredModel:
     """Write the layers and the manifest of a new model, or of a new version of one.
 
-    Errors: as Recipe.check; FileFormatError for a damaged GGUF file; UnsupportedModel for what only conversion could use.
+    Errors: as Recipe.check; FileFormatError for a damaged file; UnsupportedModel for what cannot be converted; PunaError
+    for a model that cannot be quantised.
     """
     recipe.check()
     draft = _Draft(store, report)
     if recipe.base:
         draft.take_over(_base(store, recipe.base, report), recipe)
     else:
-        for path, digest in (recipe.files or {}).items():
-            draft.add_model_file(path, parse_digest(digest))
+        draft.add_files({path: parse_digest(digest) for path, digest in (recipe.files or {}).items()})
+    if recipe.quantize:
+        draft.quantise(kind_named(recipe.quantize))
     for path, digest in recipe.adapters.items():
         draft.add_adapter(path, parse_digest(digest))
     draft.add_texts(recipe)
@@ -127,10 +127,6 @@ class _Draft:
             )
             if is_given
         }
-        if recipe.quantize and base.quantization_level not in UNQUANTIZED:
-            raise PunaError("quantization is only supported for F16, BF16 and F32 models")
-        if recipe.quantize:
-            raise UnsupportedModel("quantizing is not supported yet; create the model from a GGUF file that is already quantized")
         for layer in base.manifest.layers if base.manifest else ():
             if layer.kind in replaced:
                 continue
@@ -140,17 +136,39 @@ class _Draft:
         self.extra = base.config_extra
         self.parameters = dict(base.parameters)
 
-    def add_model_file(self, path: str, digest: str) -> None:
+    def add_files(self, digests: Mapping[str, str]) -> None:
+        """The model's files by name: GGUF files, or those of a checkpoint."""
+        if any(path.lower().endswith(".safetensors") for path in digests):
+            files = {path: self._uploaded(digest) for path, digest in digests.items()}
+            blob = convert_checkpoint(self.store, files, self.report)
+            self._append("model", blob)
+            self._describe(blob.digest)
+            return
+        for path, digest in digests.items():
+            self._add_model_file(path, digest)
+
+    def quantise(self, kind: str) -> None:
+        """Have the weights in another kind.
+
+        Errors: PunaError when they are quantised already, or cannot be.
+        """
+        for i, (layer, is_new) in enumerate(self.layers):
+            if layer.kind != "model":
+                continue
+            blob = quantise_blob(self.store, layer.digest, kind, self.report)
+            if blob is not None:
+                kind = read_details(self.store.blobs.path(blob.digest)).file_type
+                self.config = msgspec.structs.replace(self.config, file_type=kind)
+                new = msgspec.structs.replace(layer, digest=blob.digest, size=blob.n_bytes)
+                self.layers[i] = (new, blob.is_new)
+                if is_new:  # it was only a step on the way
+                    self.store.remove_unused([layer.digest])
+
+    def _add_model_file(self, path: str, digest: str) -> None:
         details = self._details(path, digest)
         self._add_blob("model" if details.kind == "model" else details.kind, digest)
         if details.kind == "model":
-            self.config = msgspec.structs.replace(
-                self.config,
-                model_family=details.architecture,
-                model_families=[details.architecture],
-                model_type=details.parameter_size,
-                file_type=details.file_type,
-            )
+            self._describe(digest)
         elif details.kind == "projector" and self.config.model_families is None:
             self.config = msgspec.structs.replace(self.config, model_families=[details.architecture])
 
@@ -158,6 +176,9 @@ class _Draft:
         details = self._details(path, digest)
         if details.kind != "adapter":
             raise BadRequest(f"{path} is a GGUF file, but not of an adapter")
+        for layer, _ in self.layers:
+            if layer.kind == "model":
+                check_adapter(path, self.store.blobs.path(digest), self.store.blobs.path(layer.digest))
         self._add_blob("adapter", digest)
 
     def add_texts(self, recipe: Recipe) -> None:
@@ -196,10 +217,8 @@ class _Draft:
 
     def _details(self, path: str, digest: str) -> FileDetails:
         if path.lower().endswith(".safetensors"):
-            raise UnsupportedModel("importing safetensors is not supported yet; convert the model to GGUF first")
-        if not self.store.blobs.has(digest):
-            raise BadRequest(f'blob "{digest}" not found, upload it first')
-        blob = self.store.blobs.path(digest)
+            raise UnsupportedModel("adapters in safetensors files are not supported yet; convert the adapter to GGUF first")
+        blob = self._uploaded(digest)
         if _begins(blob) != GGUF_MAGIC:
             raise BadRequest("supplied file was not in GGUF format" if path.lower().endswith(".gguf") else "unknown type")
         self.report(Progress("parsing GGUF"))
@@ -207,6 +226,22 @@ class _Draft:
         if details.n_splits > 1:
             raise UnsupportedModel(f"{path} is one of {details.n_splits} parts of a split model; merge them into one file first")
         return details
+
+    def _uploaded(self, digest: str) -> Path:
+        if not self.store.blobs.has(digest):
+            raise BadRequest(f'blob "{digest}" not found, upload it first')
+        return self.store.blobs.path(digest)
+
+    def _describe(self, digest: str) -> None:
+        """Write the facts of a model's file into the configuration."""
+        details = read_details(self.store.blobs.path(digest))
+        self.config = msgspec.structs.replace(
+            self.config,
+            model_family=details.architecture,
+            model_families=[details.architecture],
+            model_type=details.parameter_size,
+            file_type=details.file_type,
+        )
 
     def _add(self, kind: str, content: bytes) -> None:
         self._append(kind, self.store.blobs.add(content))
@@ -237,12 +272,6 @@ def _check_path(path: str) -> None:
     is_clean = bool(path) and str(pure) == path and not pure.is_absolute() and ".." not in pure.parts and path != "."
     if not is_clean or "\0" in path or "\\" in path or PureWindowsPath(path).drive:
         raise BadRequest("file path must be relative")
-
-
-def _check_quantization(text: str) -> None:
-    wanted = text.upper()
-    if wanted not in (*QUANTIZATIONS, "BF16", "Q4_K"):
-        raise PunaError(f"unsupported quantization type {wanted} - supported types are {', '.join(QUANTIZATIONS)}")
 
 
 def _info_fields(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from puna.store.create import Recipe
 from puna.store.progress import Progress
 from puna.store.show import show
 from puna.store.store import Store
+from tests.lora import write_lora
 from tests.unit.store.gguf_files import write_model
 
 ZEROS = "sha256:" + "0" * 64
@@ -91,13 +92,25 @@ def test_replacing_a_model_keeps_its_case(store: Store, base: str) -> None:
 
 def test_projectors_and_adapters(store: Store, tmp_path: Path, model_digest: str) -> None:
     projector = store.blobs.import_file(write_model(tmp_path / "p.gguf", architecture="clip")).digest
-    adapter = store.blobs.import_file(write_model(tmp_path / "a.gguf", general__type="adapter")).digest
+    files = [
+        write_lora(tmp_path / f"{seed}.gguf", store.blobs.path(model_digest), ["token_embd.weight"], seed=seed) for seed in (1, 2)
+    ]
+    adapter, other = (store.blobs.import_file(path).digest for path in files)
     model = store.create("m", Recipe(files={"model.gguf": model_digest, "mmproj.gguf": projector}, adapters={"a.gguf": adapter}))
     assert model.projector_paths == (store.blobs.path(projector),)
     assert model.adapter_paths == (store.blobs.path(adapter),)
     assert model.capabilities == ["completion", "vision"]
     assert model.family == "llama"
     assert len(store.create("n", Recipe(base="m", adapters={"b.gguf": adapter})).adapter_paths) == 1
+    two = store.create("two", Recipe(base="m", adapters={"a.gguf": other, "b.gguf": adapter}))
+    assert two.adapter_paths == (store.blobs.path(other), store.blobs.path(adapter))
+    foreign = store.blobs.import_file(
+        write_lora(
+            tmp_path / "f.gguf", store.blobs.path(model_digest), ["token_embd.weight"], keys={"general.architecture": "gemma2"}
+        )
+    ).digest
+    with pytest.raises(FileFormatError, match=r"adapter a\.gguf: it was made for a model of architecture 'gemma2'"):
+        store.create("x", Recipe(base="m", adapters={"a.gguf": foreign}))
     with pytest.raises(BadRequest, match="not of an adapter"):
         store.create("x", Recipe(files={"model.gguf": model_digest}, adapters={"a.gguf": model_digest}))
     with pytest.raises(BadRequest, match="hold no model"):
@@ -129,14 +142,15 @@ def test_info_overrides(store: Store, base: str) -> None:
         ({"files": {"x.gguf": ""}}, BadRequest, "invalid digest format"),
         ({"files": {"x.gguf": "sha256:../../x"}}, BadRequest, "invalid digest format"),
         ({"files": {"x.gguf": ZEROS}}, BadRequest, "not found, upload it first"),
-        ({"files": {"x.safetensors": ZEROS}}, UnsupportedModel, "safetensors is not supported yet"),
-        ({"base": "base", "adapters": {"a": ZEROS, "b": ZEROS}}, BadRequest, "only one adapter is currently supported"),
+        ({"files": {"x.safetensors": ZEROS}}, BadRequest, "not found, upload it first"),
+        ({"base": "base", "adapters": {"a.gguf": ZEROS}}, BadRequest, "not found, upload it first"),
+        ({"base": "base", "adapters": {"a.safetensors": ZEROS}}, UnsupportedModel, "convert the adapter to GGUF first"),
         (
             {"base": "base", "quantize": "q9"},
             PunaError,
-            "unsupported quantization type Q9 - supported types are F32, F16",
+            "unsupported quantization type Q9 - supported types are F32, F16, .*Q4_K_M",
         ),
-        ({"base": "base", "quantize": "q8_0"}, UnsupportedModel, "quantizing is not supported yet"),
+        ({"base": "base", "quantize": "q8_0"}, PunaError, "the model could not be quantized: .*"),
         ({"base": "base", "messages": ({"role": "robot"},)}, BadRequest, "message role must be one of"),
         ({"base": "base", "requires": "soon"}, BadRequest, "semver"),
         ({"base": "base", "parameters": {"num_ctx": "x"}}, PunaError, 'option "num_ctx" must be of type integer'),

