@@ -153,6 +153,7 @@ class Settings:
         "PUNA_STALL_TIMEOUT", _timeout, 300.0, "how long a model may compute without a result before it is restarted"
     )
     max_loaded_models: int = _setting("OLLAMA_MAX_LOADED_MODELS", _unsigned, 0, "models loaded at once (0: 3 per device)")
+    warm_spare: bool = _setting("PUNA_WARM_SPARE", _boolean, True, "keep an idle process ready, so that models load faster")
     num_parallel: int = _setting("OLLAMA_NUM_PARALLEL", _unsigned, 0, "requests computed at once per model (0: automatic)")
     max_queue: int = _setting("OLLAMA_MAX_QUEUE", _unsigned, 512, "requests that may wait before new ones get 503")
     gpu_overhead: int = _setting("OLLAMA_GPU_OVERHEAD", _unsigned, 0, "bytes to leave free on each GPU")

@@ -51,7 +51,9 @@ def is_runner(process: psutil.Process) -> bool:
 
 @contextmanager
 def serving(folder: Path, **environ: str) -> Iterator[Server]:
-    given = {**os.environ, "OLLAMA_HOST": "127.0.0.1:0", "OLLAMA_MODELS": str(folder / "models"), **environ}
+    """Without a spare runner, so that every runner there is has a model."""
+    places = {"OLLAMA_HOST": "127.0.0.1:0", "OLLAMA_MODELS": str(folder / "models")}
+    given = {**os.environ, **places, "PUNA_WARM_SPARE": "0", **environ}
     log = (folder / "server.log").open("w+")
     process = subprocess.Popen([sys.executable, "-m", "puna", "serve"], stderr=log, text=True, env=given)
     try:

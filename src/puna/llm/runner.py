@@ -31,6 +31,7 @@ from puna.errors import (
     UnsupportedModel,
 )
 from puna.llm import http
+from puna.llm.oom import oom_kills
 from puna.llm.stderr import Tail
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,10 @@ def command_for(model_path: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "puna", "runner", "--model", str(model_path), "--port", "0"]
 
 
+# A runner that gets ready before its model is known; Runner.name_model says it.
+SPARE_COMMAND = (sys.executable, "-P", "-m", "puna", "runner", "--spare", "--port", "0")
+
+
 def error_from(failed: wire.Failed) -> PunaError:
     """The exception that stands for a failure a runner reported."""
     return _ERRORS_BY_STATUS.get(failed.status, PunaError)(failed.error)
@@ -71,6 +76,9 @@ class Runner:
         self._tail = Tail()
         self._port = 0
         self._closing = False
+        self._oom_kills = oom_kills()
+        self._was_ended = False  # by close, not by itself or by somebody else
+        self._has_served = False
         self._stuck = ""  # why it was given up
         self._stderr = asyncio.create_task(self._read_stderr(), name=f"runner {process.pid} stderr")
         self._stdout: asyncio.Task[None] | None = None
@@ -116,9 +124,31 @@ class Runner:
     def is_alive(self) -> bool:
         return self._process.returncode is None and not self._closing
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the process has ended although nobody closed it."""
+        return self._process.returncode is not None and not self._was_ended
+
+    @property
+    def has_served(self) -> bool:
+        """Whether it has answered a request to its end."""
+        return self._has_served
+
     async def wait(self) -> int:
         """Wait for the process to end; its return code is negative when a signal ended it."""
         return await self._process.wait()
+
+    async def name_model(self, model_path: Path) -> None:
+        """Tell a spare runner which model it is for.
+
+        Errors: RunnerDied when it has ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"model": str(model_path)}).encode() + b"\n")
+            await self._process.stdin.drain()
+        except OSError as error:
+            raise await self._died(error) from error
 
     def give_up(self, reason: str) -> None:
         """Kill a process that no longer gets anywhere; its requests end with this reason."""
@@ -167,7 +197,9 @@ class Runner:
 
         Errors: what the runner reports, as the error of its status; RunnerDied when the process ends.
         """
-        return await self._ask("/embedding", request, wire.EmbeddingReply)
+        reply = await self._ask("/embedding", request, wire.EmbeddingReply)
+        self._has_served = True
+        return reply
 
     async def complete(self, request: wire.CompletionRequest) -> AsyncGenerator[wire.CompletionReply, None]:
         """Pieces of the answer, then exactly one Done or Failed. Closing the iterator early cancels the request.
@@ -190,6 +222,7 @@ class Runner:
         try:
             async for line in lines:
                 reply = wire.decode_reply(line)
+                self._has_served = self._has_served or isinstance(reply, wire.Done)
                 yield reply
                 if not isinstance(reply, wire.Piece):
                     return
@@ -203,6 +236,7 @@ class Runner:
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._process.returncode is None:
+            self._was_ended = not self._stuck
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             try:
@@ -284,6 +318,8 @@ class Runner:
         code = self._process.returncode
         if code is None or code >= 0:
             return f"exit status {code}"
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return "signal SIGKILL, the system has run out of memory"
         try:
             return f"signal {signal.Signals(-code).name}"
         except ValueError:

@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable
 
 
-def exit_with_parent(fd: int = 0, on_end: Callable[[], None] | None = None) -> bool:
+def exit_with_parent(
+    fd: int = 0, on_end: Callable[[], None] | None = None, on_data: Callable[[bytes], None] = lambda _data: None
+) -> bool:
     """Watch *fd* in a thread if it is a pipe (or a socket, which some parents use as one); whether it is watched.
 
     on_end is what to do at the end of file; by default the process ends at once, since an engine may be deep in a
-    computation, and the kernel frees all it holds.
+    computation, and the kernel frees all it holds. on_data gets what comes before that, in pieces of any size.
     """
     try:
         mode = os.fstat(fd).st_mode
@@ -24,14 +26,14 @@ def exit_with_parent(fd: int = 0, on_end: Callable[[], None] | None = None) -> b
         return False
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return False
-    threading.Thread(target=_wait_for_end, args=(fd, on_end), name="parent-guard", daemon=True).start()
+    threading.Thread(target=_wait_for_end, args=(fd, on_end, on_data), name="parent-guard", daemon=True).start()
     return True
 
 
-def _wait_for_end(fd: int, on_end: Callable[[], None] | None) -> None:
+def _wait_for_end(fd: int, on_end: Callable[[], None] | None, on_data: Callable[[bytes], None]) -> None:
     try:
-        while os.read(fd, 4096):
-            pass
+        while data := os.read(fd, 4096):
+            on_data(data)
     except OSError:
         pass  # a reset connection is an end as well
     if on_end is None:

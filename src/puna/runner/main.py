@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from puna import settings
 from puna.runner.guard import exit_with_parent
+from puna.runner.spare import NamedModel, prepare
 
 if TYPE_CHECKING:
     from puna.runner.service import EngineService
@@ -32,7 +33,9 @@ LEVELS = ("debug", "info", "warning", "error")
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("puna runner", description="Serve one model file over HTTP.")
-    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="the model, a GGUF file")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", type=Path, metavar="FILE", help="the model, a GGUF file")
+    model.add_argument("--spare", action="store_true", help="get ready for any model; its name comes on standard input")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
     parser.add_argument("--log-level", choices=LEVELS, default="info")
@@ -58,7 +61,9 @@ def listen(host: str, port: int) -> socket.socket:
 def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> None:
     """Run until SIGTERM, SIGINT or the end of the parent."""
     args = parse(argv)
-    exit_with_parent()
+    named = NamedModel()
+    if not exit_with_parent(on_data=named.feed) and args.spare:
+        sys.exit("puna runner: --spare needs a pipe as its standard input")
     signal.signal(signal.SIGTERM, _exit_at_once)
     try:
         listener = listen(args.host, args.port)
@@ -72,7 +77,13 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = Non
     from puna.runner.serve import StartingEngine, serve
 
     make = make_engine or _make_engine
-    serve(StartingEngine(lambda: make(args.model), _load_request(args) if args.load else None), listener)
+
+    def make_when_named() -> EngineService:
+        if args.spare:
+            prepare()
+        return make(named.wait() if args.spare else args.model)
+
+    serve(StartingEngine(make_when_named, _load_request(args) if args.load else None), listener)
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:

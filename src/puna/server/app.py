@@ -20,6 +20,8 @@ from starlette.routing import BaseRoute
 
 from puna import __version__
 from puna.errors import PunaError
+from puna.llm.launch import Launcher
+from puna.llm.spare import Spare
 from puna.server import errors
 from puna.server.access import ApiKeys, check_exposure, read_keys
 from puna.server.metrics import Metrics
@@ -27,7 +29,7 @@ from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.log import log_to_stderr
 from puna.server.request_id import RequestIds
 from puna.server.routes import anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
-from puna.server.scheduler import Launch, Scheduler, launch_runner
+from puna.server.scheduler import Launch, Scheduler
 from puna.settings import Settings
 from puna.store.store import Store
 
@@ -38,11 +40,16 @@ _CANCEL_AFTER_S = 5  # for what is running even then
 _BACKLOG = 2048
 
 
-def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starlette:
-    """Routes find what they need in ``request.app.state``: settings, store and scheduler."""
+def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher: Launcher | None = None) -> Starlette:
+    """Routes find what they need in ``request.app.state``: settings, store and scheduler.
+
+    *launcher*: what the scheduler starts runners with, if it has something to open and close.
+    """
+    launcher = launcher or Launcher()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
+        launcher.open()
         looking = asyncio.create_task(scheduler.machine.look(), name="search for devices")
         try:
             await asyncio.to_thread(_tidy_up, store)
@@ -51,6 +58,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler) -> Starle
             looking.cancel()
             await asyncio.wait({looking})
             await scheduler.close()
+            await launcher.close()
 
     middleware = [Middleware(RequestIds), Middleware(CORS, Origins(settings.origins))]
     if settings.host.is_loopback:
@@ -116,14 +124,17 @@ class _Server(uvicorn.Server):
         await self.config.app.state.scheduler.close()
 
 
-def serve(settings: Settings, sock: socket.socket | None = None, launch: Launch = launch_runner) -> None:
+def serve(settings: Settings, sock: socket.socket | None = None, launch: Launch | None = None) -> None:
     """Serve until SIGINT or SIGTERM, on *sock* or at OLLAMA_HOST.
 
     Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
+    # A server with a socket of its own is one command's: it rarely loads a second model.
+    launcher = Launcher(Spare(refill=sock is None) if settings.warm_spare and launch is None else None)
     log_to_stderr(settings)
     check_exposure(settings)
-    app = create_app(settings, Store(settings.models, keep_unused=settings.no_prune), Scheduler(settings, launch))
+    scheduler = Scheduler(settings, launch or launcher.launch)
+    app = create_app(settings, Store(settings.models, keep_unused=settings.no_prune), scheduler, launcher)
     listener = sock or _listen(settings)
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)

@@ -211,3 +211,69 @@ def test_an_engine_that_cannot_start_shows_in_health(make: Any, load: LoadReques
         assert time.monotonic() < deadline
         time.sleep(0.005)
     assert (engine.health().status, engine.health().error) == ("error", error)
+
+
+def test_a_spare_gets_ready_and_becomes_the_runner_of_the_model_that_is_named() -> None:
+    with runner("--load", command=[*RUNNER[:3], "--spare"]) as (process, client):
+        assert client.get("/health").json()["status"] == "launched"
+        assert process.stdin is not None
+        for part in (b'{"mod', b'el": "named.gguf"}\n', b"and more\n"):
+            process.stdin.write(part)
+            process.stdin.flush()
+            time.sleep(0.05)
+        wait_for_status(client, "ready")
+        assert client.post("/completion", json={"prompt": "one"}).status_code == 200
+        process.stdin.close()
+        assert process.wait(2) == 0
+
+
+def test_a_spare_that_is_told_nonsense_says_so() -> None:
+    with runner("--load", command=[*RUNNER[:3], "--spare"]) as (process, client):
+        assert process.stdin is not None
+        process.stdin.write(b'{"model": 7}\n')
+        process.stdin.flush()
+        assert "no model is named in b'{" in wait_for_status(client, "error")["error"]
+
+
+def test_an_idle_spare_ends_with_its_parent_and_at_a_signal() -> None:
+    for is_told in (True, False):
+        with runner(command=[*RUNNER[:3], "--spare"]) as (process, client):
+            wait_for_status(client, "launched")
+            assert process.stdin is not None
+            process.terminate() if is_told else process.stdin.close()
+            assert process.wait(5) == 0
+
+
+def test_a_spare_needs_a_pipe() -> None:
+    done = subprocess.run(
+        [*RUNNER[:3], "--spare"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=20
+    )
+    assert done.returncode == 1
+    assert "--spare needs a pipe" in done.stderr
+
+
+def test_a_spare_has_imported_all_that_a_load_uses() -> None:
+    """What is imported in the load of a model would be missing from what makes the spare worth its memory."""
+    code = (
+        "import sys\n"
+        "from puna.runner import spare\n"
+        "spare.prepare()\n"
+        "before = set(sys.modules)\n"
+        "from pathlib import Path\n"
+        "from puna.runner.engine import Engine\n"
+        "from puna.wire import CompletionRequest, Done, LoadRequest\n"
+        "from tests.tiny import write_llama\n"
+        "import tempfile, threading, time\n"
+        "known = set(sys.modules)\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    engine = Engine(write_llama(Path(folder) / 'tiny.gguf', n_layers=1))\n"
+        "    assert engine.load(LoadRequest()).success\n"
+        "    while engine.health().status != 'ready': time.sleep(0.01)\n"
+        "    ended = threading.Event()\n"
+        "    engine.submit(CompletionRequest(prompt='a', n_predict=3), lambda r: isinstance(r, Done) and ended.set())\n"
+        "    assert ended.wait(20)\n"
+        "    engine.close()\n"
+        "print(sorted(m for m in set(sys.modules) - known if not m.startswith('encodings')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

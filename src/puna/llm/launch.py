@@ -1,0 +1,97 @@
+"""Starts the runner process of a load: from the spare if there is one, and not at once if the last ones crashed in a row.
+
+Whether and when a model is loaded is the scheduler's business, and what it is loaded with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from puna.llm.runner import Runner, command_for
+from puna.llm.spare import Spare
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 16.0
+FORGET_S = 60.0
+
+
+@dataclass
+class Backoff:
+    """How long to wait before a model is loaded again whose runner keeps crashing.
+
+    The first reload is immediate; the pause doubles with each crash of a runner that had answered nothing since its start.
+    Where all is quiet for FORGET_S it is as if nothing had happened.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _crashes: dict[Path, tuple[int, float]] = field(default_factory=dict)  # in a row, and when the last was
+
+    def crashed(self, model_path: Path, *, has_served: bool) -> None:
+        """Note that the model's runner has ended although nobody closed it."""
+        self._crashes[model_path] = (1 if has_served else self.crashes_in_a_row(model_path) + 1, self.clock())
+
+    def crashes_in_a_row(self, model_path: Path) -> int:
+        count, last = self._crashes.get(model_path, (0, 0.0))
+        if count and self.clock() - last > FORGET_S:
+            del self._crashes[model_path]
+            return 0
+        return count
+
+    def pause_s(self, model_path: Path) -> float:
+        """Seconds from now."""
+        count = self.crashes_in_a_row(model_path)
+        if count < 2:
+            return 0.0
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(count - 2, 10), LONGEST_PAUSE_S)
+        return max(0.0, self._crashes[model_path][1] + pause_s - self.clock())
+
+
+async def start(model_path: Path) -> Runner:
+    return await Runner.start(command_for(model_path))
+
+
+class Launcher:
+    """Belongs to one event loop. *start* is used where there is no spare."""
+
+    def __init__(self, spare: Spare | None = None, start: Callable[[Path], Awaitable[Runner]] = start) -> None:
+        self.spare = spare
+        self._start = start
+        self._backoff = Backoff()
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def launch(self, model_path: Path) -> Runner:
+        """Errors: LoadError when no process can be started."""
+        if pause_s := self._backoff.pause_s(model_path):
+            count = self._backoff.crashes_in_a_row(model_path)
+            log.warning("%d runners of %s have ended in a row: the next starts in %.1f s", count, model_path.name, pause_s)
+            await asyncio.sleep(pause_s)
+        runner = await (self.spare.launch(model_path) if self.spare else self._start(model_path))
+        task = asyncio.create_task(self._watch(model_path, runner), name=f"end of runner {runner.pid}")
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+        return runner
+
+    async def _watch(self, model_path: Path, runner: Runner) -> None:
+        await runner.wait()
+        if runner.has_crashed:
+            self._backoff.crashed(model_path, has_served=runner.has_served)
+
+    def open(self) -> None:
+        """Begin to start the spare."""
+        if self.spare is not None:
+            self.spare.start()
+
+    async def close(self) -> None:
+        """Return when the spare's process is gone; the runners that were launched are their owners'."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        if self.spare is not None:
+            await self.spare.close()

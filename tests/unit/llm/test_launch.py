@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from puna import wire
+from puna.errors import RunnerDied
+from puna.llm import launch as launch_module
+from puna.llm.launch import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Backoff, Launcher
+from puna.llm.oom import oom_kills
+from puna.llm.runner import Runner
+from tests.unit.llm.scripted import fake_command, write_script
+
+A, B = Path("a"), Path("b")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_first_reload_is_immediate_and_then_the_pause_doubles_up_to_a_bound() -> None:
+    backoff = Backoff(Clock())
+    assert backoff.pause_s(A) == 0
+    pauses = []
+    for _ in range(9):
+        backoff.crashed(A, has_served=False)
+        pauses.append(backoff.pause_s(A))
+    assert pauses[:3] == [0, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S]
+    assert pauses[-1] == pauses[-2] == LONGEST_PAUSE_S
+    assert backoff.pause_s(B) == 0, "another model has nothing to do with it"
+
+
+def test_an_answer_in_between_and_time_heal() -> None:
+    clock = Clock()
+    backoff = Backoff(clock)
+    for _ in range(4):
+        backoff.crashed(A, has_served=False)
+    backoff.crashed(A, has_served=True)
+    assert backoff.pause_s(A) == 0
+    backoff.crashed(A, has_served=False)
+    assert backoff.pause_s(A) == FIRST_PAUSE_S
+    clock.now += FIRST_PAUSE_S / 2
+    assert backoff.pause_s(A) == FIRST_PAUSE_S / 2
+    clock.now += FORGET_S
+    assert (backoff.pause_s(A), backoff.crashes_in_a_row(A)) == (0, 0)
+    assert not backoff._crashes
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "FIRST_PAUSE_S", 0.4)
+
+
+async def start(path: Path) -> Runner:
+    return await Runner.start(fake_command(path), timeout_s=20)
+
+
+async def load_and_ask(launcher: Launcher, path: Path) -> tuple[float, str]:
+    """Seconds until the process was there, and how the request ended."""
+    begin = time.monotonic()
+    runner = await launcher.launch(path)
+    started_s = time.monotonic() - begin
+    try:
+        await runner.load(wire.LoadRequest(), 10)
+        return started_s, type([reply async for reply in runner.complete(wire.CompletionRequest())][-1]).__name__
+    except RunnerDied:
+        return started_s, "RunnerDied"
+    finally:
+        await runner.close()
+
+
+@pytest.mark.parametrize("script", [{"exit_at_load": 1}, {"die_at_piece": 0}], ids=["in the load", "in the first step"])
+@pytest.mark.usefixtures("short_pauses")
+def test_a_model_that_always_crashes_is_started_ever_more_rarely(script: dict[str, Any], tmp_path: Path) -> None:
+    path = write_script(tmp_path, **script)
+    sound = write_script(tmp_path, "sound")
+
+    async def scenario() -> None:
+        launcher = Launcher(start=start)
+        waits = [await load_and_ask(launcher, path) for _ in range(4)]
+        assert {end for _, end in waits} == {"RunnerDied"}
+        first, second, third, fourth = (wait for wait, _ in waits)
+        assert max(first, second) < third < fourth
+        assert third >= 0.3
+        assert fourth >= 0.7
+        assert (await load_and_ask(launcher, sound))[0] < 0.3
+        await launcher.close()
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_one_that_was_closed_or_had_answered_is_started_at_once(tmp_path: Path) -> None:
+    path = write_script(tmp_path)
+
+    async def scenario() -> None:
+        launcher = Launcher(start=start)
+        for _ in range(3):
+            assert (await load_and_ask(launcher, path))[1] == "Done"
+        for _ in range(3):
+            runner = await launcher.launch(path)
+            await runner.load(wire.LoadRequest(), 10)
+            assert [reply async for reply in runner.complete(wire.CompletionRequest())]
+            os.kill(runner.pid, signal.SIGKILL)
+            await runner.wait()
+            await runner.close()
+            assert runner.has_crashed
+        assert (await load_and_ask(launcher, path))[0] < 0.3
+        await launcher.close()
+        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    uvloop.run(scenario())
+
+
+def test_a_kill_for_want_of_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent sees SIGKILL and nothing else; the system's count of such kills has risen meanwhile."""
+    counts = iter([3, 4])
+    monkeypatch.setattr("puna.llm.runner.oom_kills", lambda: next(counts))
+    path = write_script(tmp_path, die_at_piece=0)
+
+    async def scenario() -> str:
+        runner = await start(path)
+        try:
+            await runner.load(wire.LoadRequest(), 10)
+            with pytest.raises(RunnerDied) as raised:
+                _ = [reply async for reply in runner.complete(wire.CompletionRequest())]
+            return str(raised.value)
+        finally:
+            await runner.close()
+
+    assert "(signal SIGKILL, the system has run out of memory)" in uvloop.run(scenario())
+
+
+def test_the_control_groups_count_comes_before_the_machines(tmp_path: Path) -> None:
+    membership, mount, vmstat = tmp_path / "cgroup", tmp_path / "fs", tmp_path / "vmstat"
+    assert oom_kills(membership, mount, vmstat) == 0
+    vmstat.write_text("nr_free_pages 1\noom_kill 7\n")
+    assert oom_kills(membership, mount, vmstat) == 7
+    membership.write_text("0::/box\n")
+    assert oom_kills(membership, mount, vmstat) == 7
+    (mount / "box").mkdir(parents=True)
+    (mount / "box" / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert oom_kills(membership, mount, vmstat) == 2

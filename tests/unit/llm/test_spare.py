@@ -1,0 +1,172 @@
+"""The spare runner: real processes that wait for their model, with an engine that computes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from puna import wire
+from puna.errors import LoadError
+from puna.llm import spare as spare_module
+from puna.llm.runner import Runner
+from puna.llm.spare import Spare
+
+ROOT = Path(__file__).resolve().parents[3]
+RUNNER = (sys.executable, str(ROOT / "tests" / "unit" / "runner" / "fake_engine.py"))
+MODEL = Path("any.gguf")
+
+
+@asynccontextmanager
+async def spare_of(*, command: tuple[str, ...] = (*RUNNER, "--spare"), **options: Any) -> AsyncIterator[Spare]:
+    spare = Spare(command=command, command_for_model=lambda path: [*RUNNER, "--model", str(path)], **options)
+    try:
+        yield spare
+    finally:
+        await spare.close()
+        assert spare.pid == 0
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def answers(runner: Runner) -> bool:
+    await runner.load(wire.LoadRequest(), 10)
+    replies = [reply async for reply in runner.complete(wire.CompletionRequest(prompt="one two"))]
+    return isinstance(replies[-1], wire.Done)
+
+
+async def no_process_is_left() -> None:
+    """One whose start was interrupted is killed at once, and reaped a moment later."""
+    await until(lambda: not psutil.Process().children(), timeout_s=2)
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
+
+
+def test_a_load_takes_the_spare_and_another_comes_once_the_load_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_module, "REFILL_DELAY_S", 0.2)
+
+    async def scenario() -> None:
+        async with spare_of() as spare:
+            spare.start()
+            await until(lambda: spare.pid)
+            first = spare.pid
+            assert spare.private_bytes > 1 << 20
+            runner = await spare.launch(MODEL)
+            assert (runner.pid, spare.pid) == (first, 0)
+            await asyncio.sleep(0.5)
+            assert spare.pid == 0, "it would compete with the load, which has not begun"
+            assert await answers(runner)
+            await until(lambda: spare.pid)
+            assert spare.pid != first
+            await runner.close()
+
+    uvloop.run(scenario())
+
+
+def test_a_load_that_comes_early_takes_the_process_that_is_being_started() -> None:
+    async def scenario() -> None:
+        async with spare_of(refill=False) as spare:
+            spare.start()
+            runner = await spare.launch(MODEL)
+            assert "--spare" in psutil.Process(runner.pid).cmdline()
+            assert await answers(runner)
+            other = await spare.launch(MODEL)  # there is none any more
+            assert "--model" in psutil.Process(other.pid).cmdline()
+            assert await answers(other)
+            await runner.close()
+            await other.close()
+            assert spare.pid == 0
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hangs"])
+def test_a_spare_that_died_or_hangs_is_no_loss(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_module, "ANSWER_TIMEOUT_S", 0.5)
+
+    async def scenario() -> None:
+        async with spare_of(refill=False) as spare:
+            spare.start()
+            await until(lambda: spare.pid)
+            pid = spare.pid
+            os.kill(pid, number)
+            runner = await spare.launch(MODEL)
+            assert runner.pid != pid
+            assert is_gone(pid)
+            assert await answers(runner)
+            await runner.close()
+
+    uvloop.run(scenario())
+
+
+def test_a_spare_that_cannot_be_started_is_no_loss() -> None:
+    async def scenario() -> None:
+        async with spare_of(command=(sys.executable, "-c", "raise SystemExit(3)")) as spare:
+            spare.start()
+            await asyncio.sleep(0.3)
+            assert spare.pid == 0
+            runner = await spare.launch(MODEL)
+            assert await answers(runner)
+            await runner.close()
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.02, 1.0])
+def test_closing_leaves_no_process(wait_s: float) -> None:
+    """Whether it is being started or idle."""
+
+    async def scenario() -> None:
+        async with spare_of() as spare:
+            spare.start()
+            await asyncio.sleep(wait_s)
+        await no_process_is_left()
+        with pytest.raises(LoadError, match="shutting down"):
+            await spare.launch(MODEL)
+        spare.start()
+        assert spare.pid == 0
+
+    uvloop.run(scenario())
+
+
+def test_a_launch_that_is_cancelled_leaves_no_process() -> None:
+    async def scenario() -> None:
+        for wait_s in (0.0, 0.05, 0.3):
+            async with spare_of(refill=False) as spare:
+                spare.start()
+                launch = asyncio.create_task(spare.launch(MODEL))
+                await asyncio.sleep(wait_s)
+                launch.cancel()
+                await asyncio.wait({launch})
+                if not launch.cancelled():
+                    await launch.result().close()
+            await no_process_is_left()
+
+    uvloop.run(scenario())
+
+
+def test_the_next_spare_is_not_started_when_the_server_ends() -> None:
+    async def scenario() -> None:
+        async with spare_of() as spare:
+            spare.start()
+            runner = await spare.launch(MODEL)
+            await runner.close()
+        await asyncio.sleep(0)
+        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    uvloop.run(scenario())
