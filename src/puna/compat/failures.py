@@ -10,7 +10,7 @@ from puna.errors import BadRequest, LoadError, MissingTensors, OutOfMemory, Puna
 from puna.native.log import Line
 
 _UNKNOWN = re.compile(r"unknown model architecture: '(.*)'")
-_MISSING = re.compile(r"missing tensor '(.*)'")
+_MISSING = re.compile(r"missing tensor '(?P<a>.*)'|tensor '(?P<b>.*)' not found")
 _MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|failed to reserve|bad_alloc", re.IGNORECASE)
 _CACHE_TYPE = re.compile(r"([KV] cache type .* does not divide .*)")
 _PREFIX = re.compile(r"^\w+: (error loading model: )?")
@@ -26,7 +26,7 @@ def why(path: str, lines: Sequence[Line]) -> PunaError:
     if found := _UNKNOWN.search(text):
         return UnsupportedModel(f"{path}: no engine runs the architecture {found[1]!r}, libllama neither; {WHERE_LISTED}")
     if found := _MISSING.search(text):
-        return MissingTensors([found[1]])
+        return MissingTensors([found["a"] or found["b"]])
     if found := _CACHE_TYPE.search(text):
         return BadRequest(f"{path}: {found[1]}")
     if _MEMORY.search(text):

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from puna import host
 from puna.compat.cache import AttentionCache, StateCache
 from puna.compat.failures import why
 from puna.compat.sizes import memory_report, read_sizes
 from puna.compat.step import Forward
-from puna.errors import LoadError, UnsupportedModel
+from puna.errors import LoadError, OutOfMemory, UnsupportedModel
 from puna.gguf.lora import read_lora
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Limits
@@ -28,6 +29,9 @@ from puna.native.structs import AbortFlag
 from puna.wire import DeviceLayers, MemoryReport
 
 log = logging.getLogger(__name__)
+
+# What is noted of each token that is kept: libllama's position, shift, and set of sequences as bits; the same here.
+_CELL_BYTES = 80
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class LlamaModel:
         _check_kind(self.file, model)
         self._needs_whole_steps = model.is_recurrent or model.is_hybrid
         self._context_options = self._plan(max_rows)
+        _check_books(self.limits)
         context = self._create(model)
         # Where tokens see those after them, or all are judged together, a text is computed in one batch.
         self.sees_whole_text = context.memory is None or not context.is_causal or self._options.pooling == POOLING_TYPE_RANK
@@ -99,6 +104,9 @@ class LlamaModel:
             self._context_options = replace(self._plan(max_rows), pooling=POOLING_TYPE_UNSPECIFIED)
             context = self._create(model)
         self.n_vocab = model.n_vocab
+        report, available = self.memory(), host.memory().total
+        if not self._layers and sum(report.devices[0].cache) + report.devices[0].graph > available:
+            raise OutOfMemory(f"{self.file.path}: {report.total / 1e9:.1f} GB are needed, there are {available / 1e9:.1f} GB")
         self.cache = self._make_cache(model, context)
         books = None if isinstance(self.cache, Uncached) else self.cache
         self.forward = Forward(self, self.limits, books, max_rows=self._context_options.n_outputs, output=self._output())
@@ -210,6 +218,13 @@ class LlamaModel:
     def close(self) -> None:
         self._stack.close()
         self._model = self._context = None
+
+
+def _check_books(limits: Limits) -> None:
+    """Errors: OutOfMemory when the accounts of so many tokens alone, here and in libllama, would fill the memory."""
+    n_bytes = limits.n_cells * (_CELL_BYTES + limits.max_sequences)
+    if limits.n_cells >= 1 << 31 or n_bytes > host.memory().free:
+        raise OutOfMemory(f"{n_bytes / 1e9:.1f} GB would be needed only to keep account of {limits.n_cells} tokens")
 
 
 def _check_kind(file: GGUFFile, model: Model) -> None:
