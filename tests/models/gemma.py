@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from tests.models.prenorm import WIDE_HEADS, write_prenorm
 from tests.models.row import Row
 from tests.tiny import write_gemma3
 
@@ -9,6 +10,14 @@ from tests.tiny import write_gemma3
 # where the engine has forgotten what libllama masks: an error of 4e-3 of the largest logit is met; a window of one key
 # more or less gives 5e-2.
 WORST = 4e-3
+
+GEMMA = Row(
+    models="Gemma 2B, 7B",
+    attends="everything before",
+    write=partial(write_prenorm, architecture="gemma", head_dim=128, tied=True, spm=True),
+    variants={"f32": {}, "f16": {"dtype": "f16"}, "q8_0": {"dtype": "q8_0"}, "one-kv-head": {"n_kv_heads": 1}},
+    worst=WIDE_HEADS,
+)
 
 GEMMA2 = Row(
     models="Gemma 2 2B, 9B, 27B",

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tests.models.prenorm import WIDE_HEADS, write_prenorm
+from tests.models.row import Row
+
+YARN: dict[str, Any] = {
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 16.0,
+    "rope__scaling__original_context_length": 64,
+    "rope__scaling__yarn_beta_fast": 16.0,
+    "rope__scaling__yarn_beta_slow": 2.0,
+}
+
+MISTRAL3 = Row(
+    models="Mistral Small 3.1 and 3.2, Ministral 3, text only",
+    attends="everything before",
+    write=partial(write_prenorm, architecture="mistral3", head_dim=96),
+    variants={
+        "f32": {},
+        "f16": {"dtype": "f16"},
+        "q8_0": {"dtype": "q8_0"},
+        "yarn": {**YARN, "rope__scaling__yarn_log_multiplier": 1.0},
+        "yarn-half": {**YARN, "rope__scaling__yarn_log_multiplier": 0.5},
+        "temperature": {**YARN, "rope__scaling__yarn_log_multiplier": 1.0, "attention__temperature_scale": 0.5},
+        "tied": {"tied": True},
+        "experts": {"n_experts": 8, "n_ff": 256, "expert_feed_forward_length": None},
+    },
+    shifted_alone={"yarn-half": [{}]},
+    worst=WIDE_HEADS,
+    note="libllama multiplies shifted keys by YaRN's magnitude a second time, where it is not 1",
+)
