@@ -137,6 +137,16 @@ class TinyFile:
         if biases:
             self.weights.bias(f"{prefix}.ffn_gate_inp.bias", n_experts)
 
+    def selection_bias(self, prefix: str, n_experts: int) -> None:
+        """As large as the probabilities of sigmoids, so that it decides some choices."""
+        self.weights.bias(f"{prefix}.exp_probs_b.bias", n_experts)
+
+    def mlp(self, prefix: str, *, n_ff: int, suffix: str = "") -> None:
+        """Gate, up and down; suffix ``_shexp`` for a shared expert."""
+        shapes = {"ffn_gate": (n_ff, self.n_embd), "ffn_up": (n_ff, self.n_embd)}
+        self.matrices(prefix, {name + suffix: shape for name, shape in shapes.items()})
+        self.matrices(prefix, {"ffn_down" + suffix: (self.n_embd, n_ff)}, gain=3.0)
+
     def save(self, path: str | Path) -> Path:
         self.writer.write(path)
         return Path(path)

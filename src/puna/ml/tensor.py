@@ -48,6 +48,9 @@ class RopeOptions:
 class Tensor(Protocol):
     @property
     def shape(self) -> tuple[int, int, int, int]: ...
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Bytes between neighbours along each axis."""
 
     def __add__(self, other: Self) -> Self: ...
     def __mul__(self, other: Self) -> Self:
@@ -60,6 +63,9 @@ class Tensor(Protocol):
 
     def mul_mat(self, x: Self) -> Self:
         """Self [k, p] and x [k, n] give [p, n]: the weight is the receiver."""
+
+    def precise(self) -> Self:
+        """A product: summed in F32 on devices that would sum in F16."""
 
     def mul_mat_id(self, x: Self, experts: Self) -> Self:
         """Each token's vectors through the matrices of its experts.
@@ -159,7 +165,15 @@ class Tensor(Protocol):
         [1, n_heads, n, s]. The result is flat: first the outputs [dim, n_heads, n, s], then the new states.
         """
 
-    def reshape(self, *shape: int) -> Self: ...
+    def reshape(self, *shape: int) -> Self:
+        """Needs a contiguous tensor."""
+
+    def unflatten(self, a: int, b: int) -> Self:
+        """[a * b, n] as [a, b, n]; the n columns may lie apart."""
+
+    def flatten(self) -> Self:
+        """[a, b, n] as [a * b, n]; the n columns may lie apart."""
+
     def permute(self, a: int, b: int, c: int, d: int) -> Self:
         """Source axis i goes to the position given at i."""
 

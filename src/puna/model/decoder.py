@@ -47,11 +47,14 @@ class DecoderOptions:
     def read(cls, file: GGUFFile) -> Self:
         """Errors: FileFormatError naming what does not fit."""
         meta = file.metadata
-        n_layers, n_embd = meta.integer("block_count"), meta.integer("embedding_length")
-        if not (1 <= n_layers <= MAX_LAYERS and n_embd >= 1):
-            raise FileFormatError(f"{file.path}: {n_layers} layers, {n_embd} wide is no model")
-        n_heads = meta.per_layer("attention.head_count", n_layers)
-        n_kv_heads = meta.per_layer("attention.head_count_kv", n_layers, 0) if meta.has("attention.head_count_kv") else n_heads
+        n_stored, n_embd = meta.integer("block_count"), meta.integer("embedding_length")
+        # The last layers of some files guess further tokens (multi-token prediction); they take no part in the next one.
+        n_layers = n_stored - meta.integer("nextn_predict_layers", 0)
+        if not (1 <= n_layers <= n_stored <= MAX_LAYERS and n_embd >= 1):
+            raise FileFormatError(f"{file.path}: {n_layers} of {n_stored} layers, {n_embd} wide is no model")
+        n_heads = meta.per_layer("attention.head_count", n_stored)[:n_layers]
+        has_kv_heads = meta.has("attention.head_count_kv")
+        n_kv_heads = meta.per_layer("attention.head_count_kv", n_stored)[:n_layers] if has_kv_heads else n_heads
         most, is_stated = max(n_heads), meta.has("attention.key_length")
         if most < 1 or (not is_stated and n_embd % most):
             raise FileFormatError(f"{file.path}: {n_embd} values do not divide into {most} heads")

@@ -22,6 +22,15 @@ class Linear:
         return y if self.bias is None else y + self.bias
 
 
+class PreciseLinear(Linear):
+    """For models whose values are too large for sums in F16."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n_in, n] to [n_out, n]."""
+        y = self.adapters.linear(self.weight.mul_mat(x).precise(), x)
+        return y if self.bias is None else y + self.bias
+
+
 @dataclass
 class Embedding:
     weight: Tensor = gguf("weight", use=Use.ROWS)

@@ -49,6 +49,10 @@ class GGMLTensor:
         graph = x.graph or self.graph
         return GGMLTensor(ggml().ggml_mul_mat(graph, self.address, x.address), graph)
 
+    def precise(self) -> GGMLTensor:
+        ggml().ggml_prec_set_acc(self.address, PREC_F32)
+        return self
+
     def mul_mat_id(self, x: GGMLTensor, experts: GGMLTensor) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_mul_mat_id(x.graph, self.address, x.address, experts.address), x.graph)
 
@@ -199,6 +203,18 @@ class GGMLTensor:
             len(shape) - 1
         ]
         return GGMLTensor(function(self.graph, self.address, *shape), self.graph)
+
+    def unflatten(self, a: int, b: int) -> GGMLTensor:
+        shape, strides = self.shape, self.strides
+        if a * b != shape[0] or shape[2] * shape[3] != 1:
+            raise ValueError(f"{list(shape)} are no columns of {a} x {b}")
+        return self.view((a, b, shape[1]), (strides[0] * a, strides[1]), 0)
+
+    def flatten(self) -> GGMLTensor:
+        shape, strides = self.shape, self.strides
+        if strides[1] != strides[0] * shape[0] or shape[3] != 1:
+            raise ValueError(f"columns of {list(shape)} with strides {list(strides)} are not contiguous")
+        return self.view((shape[0] * shape[1], shape[2]), (strides[2],), 0)
 
     def permute(self, a: int, b: int, c: int, d: int) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_permute(self.graph, self.address, a, b, c, d), self.graph)
