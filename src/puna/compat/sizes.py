@@ -64,6 +64,7 @@ def memory_report(file: GGUFFile, n_layers: int, placed: Sequence[DeviceLayers],
             weights=[n if owner == name else 0 for n, owner in zip(weights, owners, strict=True)],
             cache=[share if owner == name else 0 for owner in owners[:-1]] + [0],
             graph=working[name],
+            is_gpu=name != HOST,
         )
         for name in names
     ]

@@ -124,7 +124,7 @@ class Engine:
         loaded = allocate(self._path, request.options, self._new_engine)
         reply = LoadReply(
             success=True,
-            memory=loaded.backend.memory(),
+            memory=loaded.memory(),
             n_ctx=loaded.limits.n_ctx,
             engine=loaded.choice.engine,
             engine_reason=loaded.choice.reason,

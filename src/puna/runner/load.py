@@ -9,6 +9,7 @@ from pathlib import Path
 from puna.engines import Choice
 from puna.errors import BadRequest, FileFormatError
 from puna.native import cpu
+from puna.runner.accounting import with_host
 from puna.runner.engines import SEQUENCES_PER_REQUEST, Opened, open_file
 from puna.runner.threads import Threads
 from puna.tokenizer.tokenizer import Tokenizer
@@ -26,6 +27,9 @@ class Loaded(Opened):
     def n_parallel(self) -> int:
         """Requests computed at once."""
         return self.limits.max_sequences // (1 if self.is_encoder else SEQUENCES_PER_REQUEST)
+
+    def memory(self) -> MemoryReport:
+        return with_host(self.backend.memory(), self)
 
     def adapt_threads(self) -> None:
         """Between two steps: leave the cores that other processes want to them."""
@@ -66,7 +70,7 @@ def measure(path: Path, options: LoadOptions, new_engine: bool | None = None) ->
     check(options)
     opened = open_file(path, options, n_threads(options), new_engine)
     try:
-        return opened.measure(), opened.choice
+        return with_host(opened.measure(), opened), opened.choice
     finally:
         opened.close()
 

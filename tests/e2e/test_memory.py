@@ -1,0 +1,116 @@
+"""What /api/ps says a model takes, against what its runner's process has really taken.
+
+*Taken* is: private pages that were written to, beyond those of a runner that has opened the tensor library and measured
+a model but holds none, and the pages of the model's file that are mapped and present. Both are read after the whole
+context was used: a cache takes no memory before it is written to, yet it is the model's from the start, so /api/ps
+counts it in full. Pages of the tensor library itself are nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from puna import wire
+from puna.host import private_bytes
+from puna.llm.runner import Runner, command_for
+from puna.store.store import Store
+from tests.conftest import STARTER
+from tests.e2e.test_first_light import Server, serving
+from tests.tiny import write_llama
+
+MODELS = {
+    "small": {"n_layers": 4, "n_embd": 512, "n_heads": 8, "n_kv_heads": 4, "n_ff": 1536, "dtype": "q8_0"},  # 14 MB
+    "middle": {"n_layers": 6, "n_embd": 1024, "n_heads": 16, "n_kv_heads": 8, "n_ff": 3072, "dtype": "q4_K"},  # 41 MB
+    "large": {"n_layers": 6, "n_embd": 1024, "n_heads": 16, "n_kv_heads": 8, "n_ff": 3072, "dtype": "f16"},  # 146 MB
+}
+
+
+@pytest.fixture(scope="module")
+def server(starter_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    environ = {
+        "OLLAMA_MODELS": str(starter_store.blobs.folder.parent),
+        "OLLAMA_NUM_PARALLEL": "1",
+        "OLLAMA_MAX_LOADED_MODELS": "1",
+    }
+    with serving(tmp_path_factory.mktemp("server"), **environ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def path_of(name: str, folder: Path, store: Store) -> Path:
+    if name == STARTER:
+        path = store.get(STARTER).model_path
+        assert path is not None
+        return path
+    path = folder / f"{name}.gguf"
+    return path if path.exists() else write_llama(path, n_ctx=4096, **MODELS[name])  # type: ignore[arg-type]
+
+
+def mapped_bytes(pid: int, path: Path) -> int:
+    """Of the file, present."""
+    found, is_the_file = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_the_file = line.endswith(str(path))
+        elif is_the_file and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+async def _baseline(path: Path) -> int:
+    runner = await Runner.start(command_for(path))
+    try:
+        await runner.try_load(wire.LoadRequest(operation="fit"), 60)
+        return private_bytes(runner.pid)
+    finally:
+        await runner.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "n_ctx", "use_mmap"),
+    [
+        *((name, n_ctx, True) for name in (*MODELS, STARTER) for n_ctx in (512, 2048)),
+        ("large", 512, False),
+        (STARTER, 512, False),
+    ],
+)
+def test_ps_tells_what_was_taken(
+    server: Server, starter_store: Store, folder: Path, name: str, n_ctx: int, use_mmap: bool
+) -> None:
+    path = path_of(name, folder, starter_store)
+    tokens = [i * 7 % 300 for i in range(n_ctx - 40)]
+    options = {"num_ctx": n_ctx, "num_predict": 4, "temperature": 0, "use_mmap": use_mmap}
+    model = name if name == STARTER else str(path)
+    body = {"model": model, "context": tokens, "prompt": "hello", "options": options, "stream": False}
+    response = server.client.post("/api/generate", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["prompt_eval_count"] >= len(tokens)
+    runner = max((process for process in server.runners()), key=_resident)
+    taken = private_bytes(runner.pid) - asyncio.run(_baseline(path)) + mapped_bytes(runner.pid, path)
+    [shown] = server.client.get("/api/ps").json()["models"]
+    assert shown["size_vram"] == 0
+    assert 0.95 < shown["size"] / taken < 1.05, (shown["size"] / 1e6, taken / 1e6)
+
+
+def _resident(process: psutil.Process) -> int:
+    return int(process.memory_info().rss)
+
+
+def test_a_model_that_needs_more_than_there_is_fails_with_the_numbers(server: Server, folder: Path) -> None:
+    """Before anything of it was taken, and the server and the model that is loaded go on."""
+    path = write_llama(folder / "endless.gguf", n_layers=8, n_embd=1024, n_heads=16, n_kv_heads=16, n_ff=32, n_ctx=1 << 24)
+    body = {"model": str(path), "prompt": "hello", "options": {"num_ctx": 1 << 24}, "stream": False}
+    response = server.client.post("/api/generate", json=body)
+    assert response.status_code == 500
+    assert re.search(r"model requires more system memory \([\d.]+ GiB\) than is available \([\d.]+ GiB\)", response.text)
+    assert server.chat(STARTER, "Hello")["message"]["content"]
