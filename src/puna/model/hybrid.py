@@ -25,22 +25,12 @@ from puna.model.decoder import Decoder, DecoderOptions, OptionsT
 class HybridOptions(DecoderOptions):
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
-        """Layers that only predict further tokens are left out: they come last, and nothing needs them."""
         o = super().read(file)
-        n_layers = o.n_layers - predicting_layers(file, o.n_layers)
-        attends = [f"blk.{i}.attn_output.weight" in file.tensors for i in range(n_layers)]
+        attends = [f"blk.{i}.attn_output.weight" in file.tensors for i in range(o.n_layers)]
         heads, kv_heads = (
-            [n if has else 0 for n, has in zip(counts, attends, strict=False)] for counts in (o.n_heads, o.n_kv_heads)
+            [n if has else 0 for n, has in zip(counts, attends, strict=True)] for counts in (o.n_heads, o.n_kv_heads)
         )
-        return replace(o, n_layers=n_layers, n_heads=heads, n_kv_heads=kv_heads)
-
-
-def predicting_layers(file: GGUFFile, n_layers: int) -> int:
-    """How many of the layers are for predicting more than the next token (multi-token prediction)."""
-    n = file.metadata.integer("nextn_predict_layers", 0)
-    if not 0 <= n < n_layers:
-        raise FileFormatError(f"{file.path}: nextn_predict_layers {n} does not fit {n_layers} layers")
-    return n
+        return replace(o, n_heads=heads, n_kv_heads=kv_heads)
 
 
 def state_sizes(file: GGUFFile, *keys: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from puna.ml.tensor import Tensor
 from puna.nn.declare import gguf
@@ -11,6 +12,8 @@ from puna.nn.layers import Linear
 
 @dataclass
 class GatedMLP:
+    joins: ClassVar = ("gate", "up")
+
     gate: Linear = gguf("ffn_gate", dims="embd ff")
     up: Linear = gguf("ffn_up", dims="embd ff")
     down: Linear = gguf("ffn_down", dims="ff embd")
@@ -50,3 +53,15 @@ class GELU:
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
         return self.down(self.up(x).gelu())
+
+
+@dataclass
+class ReLUSquared:
+    """Without a gate, relu² between (So et al. 2021)."""
+
+    up: Linear = gguf("ffn_up", dims="embd ff")
+    down: Linear = gguf("ffn_down", dims="ff embd")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        return self.down(self.up(x).relu().square())
