@@ -32,13 +32,24 @@ def opened(path: Path, **options: Any) -> tuple[GGMLBackend, Any]:
         raise
 
 
+# Small ones of these are copied, to lie together.
+JOINED = ("attn_q.", "attn_k.", "attn_v.", "ffn_gate.", "ffn_up.")
+
+
 def test_plain_weights_are_pages_of_the_file(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "m.gguf", dtype="f16")
     backend, _ = opened(path)
-    weights = sum(t.n_bytes for t in backend.file.tensors.values())
+    sizes = {name: t.n_bytes for name, t in backend.file.tensors.items()}
     memory = backend.memory()
-    assert memory.mapped == pytest.approx(weights, rel=0.01)
-    assert memory.input_weights + sum(memory.devices[-1].weights) == memory.mapped
+    assert memory.mapped == pytest.approx(sum(n for name, n in sizes.items() if not any(j in name for j in JOINED)), rel=0.01)
+    assert memory.input_weights + sum(memory.devices[-1].weights) == pytest.approx(sum(sizes.values()), rel=0.01)
+    backend.close()
+
+
+def test_large_matrices_are_not_copied_to_lie_together(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", n_layers=1, n_embd=1024, n_ff=2048)
+    backend, _ = opened(path)
+    assert backend.memory().mapped == pytest.approx(sum(t.n_bytes for t in backend.file.tensors.values()), rel=0.01)
     backend.close()
 
 
@@ -79,13 +90,14 @@ def test_matrices_that_gain_from_another_order_are_converted_and_a_veto_keeps_th
         return False
 
     backend, _ = opened(path, allows=veto)
-    assert backend.memory().mapped == pytest.approx(sum(t.n_bytes for t in backend.file.tensors.values()), rel=0.01)
+    plain = [t.n_bytes for name, t in backend.file.tensors.items() if not any(j in name for j in JOINED)]
+    assert backend.memory().mapped == pytest.approx(sum(plain), rel=0.01)
     backend.close()
     special = [b.name for b in cpu().buffer_types[:-1]]
     assert {name for name, _ in asked} == set(special)
     if special:
         backend, _ = opened(path)
-        assert backend.memory().mapped < sum(t.n_bytes for t in backend.file.tensors.values())
+        assert backend.memory().mapped < sum(plain)
         backend.close()
 
 
@@ -193,3 +205,72 @@ def test_impossible_metadata_is_refused(tmp_path: Path, keys: dict[str, int]) ->
     path = rewritten(source, tmp_path / "x.gguf", lambda _name, a: a, **keys)
     with pytest.raises((FileFormatError, UnsupportedModel)):
         opened(path)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_0", "q4_K"])
+def test_joined_matrices_give_what_they_give_apart(dtype: str, tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", seed=3, dtype=dtype, n_kv_heads=2)
+    names = [f"blk.1.attn_{part}.weight" for part in "qkv"]
+    inputs = np.random.default_rng(1).standard_normal((5, 256), dtype=np.float32)
+    results = []
+    for is_joined in (False, True):
+        backend = GGMLBackend(path, n_threads=1)
+        parts = backend.joined(names) if is_joined else [backend.tensor(name, Use.MATRIX) for name in names]
+        assert parts is not None
+        backend.allocate()
+        backend.load(lambda _share: None)
+        context = backend.context(64)
+        x = context.input(DType.F32, 256, 5)
+        products = [part.mul_mat(x).contiguous() for part in parts]
+        for product in products:
+            context.output(product)
+        context.set(x, inputs)
+        assert context.compute()
+        rows = [np.empty((5, part.shape[1]), np.float32) for part in parts]
+        for product, row in zip(products, rows, strict=True):
+            context.get(product, row)
+        results.append((rows, context.n_nodes))
+        context.close()
+        backend.close()
+    (apart, n_apart), (joined, n_joined) = results
+    for a, b in zip(apart, joined, strict=True):
+        assert np.array_equal(a, b)
+    assert n_joined == n_apart + 3 - 2  # two products fewer, a view of each part more
+
+
+def test_matrices_of_other_types_or_with_adapters_stay_apart(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", seed=3, dtype="q8_0")
+    with_norm = ["blk.0.attn_q.weight", "blk.0.attn_norm.weight"]
+    uneven = ["blk.0.attn_q.weight", "blk.0.ffn_down.weight"]
+    backend = GGMLBackend(path, n_threads=1)
+    assert backend.joined(with_norm) is None
+    assert backend.joined(uneven) is None
+    backend.tensor("blk.0.ffn_up.weight", Use.MATRIX)
+    assert backend.joined(["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"]) is None  # one is there already
+    backend.close()
+
+
+def test_a_common_product_is_computed_again_for_another_input(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", seed=3)
+    backend = GGMLBackend(path, n_threads=1)
+    parts = backend.joined(["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"])
+    assert parts is not None
+    backend.allocate()
+    backend.load(lambda _share: None)
+    context = backend.context(64)
+    a, b = context.input(DType.F32, 256, 2), context.input(DType.F32, 256, 2)
+    products = [part.mul_mat(x).contiguous() for x in (a, b, a) for part in parts]
+    for product in products:
+        context.output(product)
+    for x, fill in ((a, 1.0), (b, 2.0)):
+        context.set(x, np.full((2, 256), fill, np.float32))
+    assert context.compute()
+    rows = [np.empty((2, 512), np.float32) for _ in products]
+    for product, row in zip(products, rows, strict=True):
+        context.get(product, row)
+    np.testing.assert_allclose(rows[2], 2 * rows[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(rows[3], 2 * rows[1], rtol=1e-5, atol=1e-5)
+    assert np.array_equal(rows[4], rows[0])
+    assert np.array_equal(rows[5], rows[1])
+    context.close()
+    backend.close()

@@ -93,9 +93,8 @@ class CausalCache:
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         assert self._row_input is not None, "make_inputs comes before the model's forward"
-        for pool, new, dim in zip(self._pools[self._layer], (key, value), self._dims, strict=True):
-            flat = new.reshape(dim * self._n_kv_heads[self._layer], len(self._rows))
-            ctx.forward(ctx.use(pool).set_rows(flat, self._row_input))
+        for pool, new in zip(self._pools[self._layer], (key, value), strict=True):
+            ctx.forward(ctx.use(pool).set_rows(new.flatten(), self._row_input))
 
     def get(self, ctx: Context) -> list[Attended]:
         return [self._attended(ctx, view, mask) for view, mask in zip(self._views, self._mask_inputs, strict=True)]

@@ -78,9 +78,8 @@ class EncoderCache:
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         assert self._row_input is not None, "nothing was encoded in this step"
-        width = self._head_dim * self._n_kv_heads[self._layer]
         for pool, new in zip(self._pools[self._layer], (key, value), strict=True):
-            ctx.forward(ctx.use(pool).set_rows(new.reshape(width, self.n_new), self._row_input))
+            ctx.forward(ctx.use(pool).set_rows(new.flatten(), self._row_input))
 
     def get(self, ctx: Context) -> list[Attended]:
         n_heads = self._n_kv_heads[self._layer]

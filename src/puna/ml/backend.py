@@ -71,6 +71,13 @@ class Backend(Protocol):
 
     def has_tensor(self, name: str) -> bool: ...
     def tensor(self, name: str, use: Use) -> Tensor: ...
+    def joined(self, names: Sequence[str]) -> Sequence[Tensor] | None:
+        """Matrices that multiply the same input, kept as one: one product instead of several, bit for bit the same.
+
+        Each of the tensors stands for one of the matrices, for mul_mat alone. None where that cannot be or does not pay:
+        other types or widths, adapters, or large matrices that would otherwise stay in the mapped file.
+        """
+
     def low_rank(self, name: str, use: Use) -> Sequence[LowRank]:
         """What the adapters add to the weight *name* where it has this use."""
 

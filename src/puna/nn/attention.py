@@ -34,10 +34,10 @@ def attention(
 
 def _attend(query: Tensor, to: Attended, scale: float, softcap: float, sinks: Tensor | None) -> Tensor:
     head_dim, n_heads, _, _ = query.shape
-    token_bytes = 4 * head_dim * n_heads
+    _, head_bytes, token_bytes, _ = query.strides
     rows = query.view(
         (head_dim, n_heads, to.n_rows, to.n_sequences),
-        (4 * head_dim, token_bytes, to.n_rows * token_bytes),
+        (head_bytes, token_bytes, to.n_rows * token_bytes),
         to.begin * token_bytes,
     )
     mixed = rows.permute(0, 2, 1, 3).flash_attention(to.key, to.value, to.mask, scale, softcap, sinks)

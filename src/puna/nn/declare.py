@@ -65,11 +65,13 @@ class _Binder:
         self.groups = {name[: i + 1] for name in file.tensors for i, c in enumerate(name) if c == "."}
         self.counts = counts
         self.layer_dims = layer_dims
+        self.joined: dict[str, Any] = {}  # parts of joined matrices, by the names of the tensors
         self.missing: list[str] = []
 
     def group(self, cls: type[Any], prefix: str, axes: list[str], lengths: dict[str, int]) -> Any:
         hints = get_type_hints(cls)
         values: dict[str, Any] = {}
+        self._join(cls, prefix)
         for item in fields(cls):
             if "adapts" in item.metadata:
                 changes = self.backend.low_rank(prefix + item.metadata["adapts"], item.metadata["use"])
@@ -100,6 +102,13 @@ class _Binder:
             return None
         return self.group(kind, chosen or candidates[0], meta["dims"], lengths)
 
+    def _join(self, cls: type[Any], prefix: str) -> None:
+        """A class names in ``joins`` the fields whose matrices multiply the same input."""
+        wanted = getattr(cls, "joins", ())
+        names = [f"{prefix}{item.metadata['gguf']}.weight" for item in fields(cls) if item.name in wanted]
+        if names and all(name in self.file.tensors for name in names):
+            self.joined |= zip(names, self.backend.joined(names) or (), strict=False)
+
     def _has_any(self, cls: type[Any], prefix: str) -> bool:
         """Whether the file has one of the tensors that such a group needs."""
         needed = [item.metadata for item in fields(cls) if item.metadata and not item.metadata["optional"]]
@@ -115,7 +124,7 @@ class _Binder:
                 self._check(chosen, own, lengths)
             if meta["use"] is Use.OPERAND and self.file.tensors[chosen].type is not TensorType.F32:
                 raise FileFormatError(f"{self.file.path}: tensor {chosen} is {self.file.tensors[chosen].type.name}, not F32")
-            return self.backend.tensor(chosen, meta["use"])
+            return self.joined.pop(chosen, None) or self.backend.tensor(chosen, meta["use"])
         if not meta["optional"]:
             self.missing.append(candidates[0])
         return None

@@ -1,13 +1,14 @@
 """Queries, keys and values of a layer's input, from three matrices or from one.
 
 The axes ``q``, ``k`` and ``v`` are the widths of all heads together, ``qkv`` is their sum. Both kinds give query
-[head_dim, n_heads, n], key [head_dim, n_kv_heads, n] and value [head_dim_v, n_kv_heads, n] for x [n_embd, n]. Query and
-key may be views: rotate or normalise them, or make them contiguous, before attention.
+[head_dim, n_heads, n], key [head_dim, n_kv_heads, n] and value [head_dim_v, n_kv_heads, n] for x [n_embd, n]. All may be
+views of a common product, in which neighbouring tokens lie apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from puna.ml.tensor import Tensor
 from puna.nn.declare import gguf
@@ -16,6 +17,8 @@ from puna.nn.layers import Linear
 
 @dataclass
 class SeparateQKV:
+    joins: ClassVar = ("query", "key", "value")
+
     query: Linear = gguf("attn_q", dims="embd q")
     key: Linear = gguf("attn_k", dims="embd k")
     value: Linear = gguf("attn_v", dims="embd v")
@@ -23,11 +26,10 @@ class SeparateQKV:
     def __call__(
         self, x: Tensor, n_heads: int, n_kv_heads: int, head_dim: int, head_dim_v: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        n = x.shape[1]
         return (
-            self.query(x).reshape(head_dim, n_heads, n),
-            self.key(x).reshape(head_dim, n_kv_heads, n),
-            self.value(x).reshape(head_dim_v or head_dim, n_kv_heads, n),
+            self.query(x).unflatten(head_dim, n_heads),
+            self.key(x).unflatten(head_dim, n_kv_heads),
+            self.value(x).unflatten(head_dim_v or head_dim, n_kv_heads),
         )
 
 
@@ -49,7 +51,7 @@ class PackedQKV:
         return (
             part(0, n_heads, head_dim),
             part(key_begin, n_kv_heads, head_dim),
-            part(value_begin, n_kv_heads, head_dim_v or head_dim).contiguous(),
+            part(value_begin, n_kv_heads, head_dim_v or head_dim),
         )
 
 

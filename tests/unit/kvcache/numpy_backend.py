@@ -16,6 +16,10 @@ class ArrayTensor:
     def __init__(self, array: Any) -> None:
         self.array = array
 
+    def flatten(self) -> ArrayTensor:
+        a, b, n, _ = self.shape
+        return self.reshape(a * b, n)
+
     def reshape(self, *shape: int) -> ArrayTensor:
         return ArrayTensor(self.array.reshape(shape[::-1]))
 

@@ -38,6 +38,9 @@ class NamingBackend:
     def tensor(self, name: str, use: Use) -> tuple[str, Use]:
         return name, use
 
+    def joined(self, names: list[str]) -> None:
+        return None
+
     def low_rank(self, name: str, use: Use) -> tuple[()]:
         return ()
 

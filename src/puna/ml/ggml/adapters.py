@@ -47,6 +47,10 @@ class Adapters:
         """How many nodes the adapters can add to a graph that uses every weight once."""
         return _NODES_PER_CHANGE * sum(len(changes) for changes in self._changes.values())
 
+    def change(self, name: str) -> bool:
+        """Whether any of them changes this weight."""
+        return name in self._changes
+
     def of(self, name: str, use: Use) -> list[LowRank]:
         if (name == lora.TABLE) != (use is Use.ROWS):
             return []  # a head that is the embedding table again stays as it is: adapters change the two apart

@@ -17,6 +17,7 @@ from puna.ml.backend import LowRank, Use
 from puna.ml.ggml.adapters import Adapters
 from puna.ml.ggml.devices import Device, cpu, devices
 from puna.ml.ggml.graph import GGMLContext
+from puna.ml.ggml.joined import parts_of
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.ggml.weights import Weights
 from puna.ml.tensor import DType
@@ -110,6 +111,12 @@ class GGMLBackend:
 
     def tensor(self, name: str, use: Use) -> GGMLTensor:
         return GGMLTensor(self._weights.tensor(name, use))
+
+    def joined(self, names: Sequence[str]) -> list[GGMLTensor] | None:
+        if any(self._adapters.change(name) for name in names):
+            return None
+        whole = self._weights.joined(names)
+        return None if whole is None else parts_of(whole, [self.file.tensors[name].shape for name in names])
 
     def low_rank(self, name: str, use: Use) -> Sequence[LowRank]:
         return self._adapters.of(name, use)

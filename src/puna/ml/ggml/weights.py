@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -37,15 +37,23 @@ _READERS = 2
 _CHUNK_BYTES = 8 << 20
 
 
+# Joined matrices of at most so many bytes are worth a copy of what would otherwise stay in the mapped file.
+_SMALL_BYTES = 4 << 20
+
+
 @dataclass
 class Weight:
-    info: TensorInfo
+    parts: tuple[TensorInfo, ...]  # of the file; several: their rows one after another
     use: Use
     layer: int
     buffer_type: BufferType
     address: int  # of the ggml_tensor
     is_mapped: bool
     n_bytes: int  # in memory, with the buffer type's padding
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(part.n_bytes for part in self.parts)
 
 
 def layer_of(name: str, n_layers: int) -> int:
@@ -89,6 +97,26 @@ class Weights:
             self._weights[key] = self._place(self._file.tensors[name], use)
         return self._weights[key].address
 
+    def joined(self, names: Sequence[str]) -> int | None:
+        """Address of one matrix with the rows of all, or None where they are better or necessarily apart."""
+        parts = tuple(self._file.tensors[name] for name in names)
+        first = parts[0]
+        is_uniform = all(p.type is first.type and len(p.shape) == 2 and p.shape[0] == first.shape[0] for p in parts)
+        if not is_uniform or any((name, Use.MATRIX) in self._weights for name in names):
+            return None
+        layer = layer_of(first.name, self._n_layers)
+        if not 0 <= layer < self._n_layers:
+            return None
+        device = self._device_of(layer)
+        whole = replace(first, shape=(first.shape[0], sum(p.shape[1] for p in parts)))
+        buffer_type = self._best(device, whole, Use.MATRIX)
+        stays_mapped = self._use_mmap and buffer_type is device.plain and buffer_type.is_host
+        if stays_mapped and sum(p.n_bytes for p in parts) > _SMALL_BYTES:
+            return None
+        weight = self._described(parts, whole, Use.MATRIX, layer, buffer_type, is_mapped=False)
+        self._weights[first.name, Use.MATRIX] = weight
+        return weight.address
+
     def _place(self, info: TensorInfo, use: Use) -> Weight:
         # Rope factors are vectors that every layer reads; they are small, so the output's device holds them.
         layer = INPUT if use is Use.ROWS else layer_of(info.name, self._n_layers)
@@ -99,12 +127,23 @@ class Weights:
         device = self._device_of(layer)
         buffer_type = self._best(device, info, use)
         for known in self._weights.values():
-            if known.info is info and known.buffer_type is buffer_type:
+            if known.parts == (info,) and known.buffer_type is buffer_type:
                 return known  # a second use of the same bytes in the same memory
         is_mapped = self._use_mmap and buffer_type is device.plain and buffer_type.is_host
-        address = self._describe(buffer_type, is_mapped, info)
+        return self._described((info,), info, use, layer, buffer_type, is_mapped)
+
+    def _described(
+        self,
+        parts: tuple[TensorInfo, ...],
+        whole: TensorInfo,
+        use: Use,
+        layer: int,
+        buffer_type: BufferType,
+        is_mapped: bool,
+    ) -> Weight:
+        address = self._describe(buffer_type, is_mapped, whole)
         n_bytes = ggml().ggml_backend_buft_get_alloc_size(buffer_type.address, address)
-        return Weight(info, use, layer, buffer_type, address, is_mapped, n_bytes)
+        return Weight(parts, use, layer, buffer_type, address, is_mapped, n_bytes)
 
     def _best(self, device: Device, info: TensorInfo, use: Use) -> BufferType:
         for buffer_type in device.buffer_types:
@@ -185,7 +224,7 @@ class Weights:
         self._stack.callback(g.ggml_backend_buffer_free, buffer)
         for weight in self._placed():
             if weight.is_mapped:
-                g.ggml_backend_tensor_alloc(buffer, weight.address, base + weight.info.offset)
+                g.ggml_backend_tensor_alloc(buffer, weight.address, base + weight.parts[0].offset)
 
     @cached_property
     def _mapped(self) -> mmap.mmap:
@@ -199,7 +238,7 @@ class Weights:
         """
         pages = np.frombuffer(self._mapped, dtype=np.uint8)
         copied = [w for w in self._placed() if not w.is_mapped]
-        total = sum(w.info.n_bytes for w in copied) or 1
+        total = sum(w.file_bytes for w in copied) or 1
         if Path(self._file.path).stat().st_size < self._file.size:
             raise LoadError(f"{self._file.path} became shorter while it was being loaded")
         done = 0
@@ -209,27 +248,31 @@ class Weights:
                 progress(done / total)
         with suppress(AttributeError, OSError, ValueError):
             # What was copied will not be read again through the mapping: let the system have those pages back.
-            for weight in copied:
-                begin = -(-weight.info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-                length = weight.info.offset + weight.info.n_bytes - begin
-                if length > 0 and not self._shares_pages(weight):
+            for part in (part for weight in copied for part in weight.parts):
+                begin = -(-part.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+                length = part.offset + part.n_bytes - begin
+                if length > 0 and not self._shares_pages(part):
                     self._mapped.madvise(mmap.MADV_DONTNEED, begin, length)
         progress(1.0)
 
-    def _shares_pages(self, weight: Weight) -> bool:
-        return any(w.is_mapped and w.info.name == weight.info.name for w in self._placed())
+    def _shares_pages(self, part: TensorInfo) -> bool:
+        return any(w.is_mapped and part in w.parts for w in self._placed())
 
     def _copy(self, weight: Weight, pages: npt.NDArray[np.uint8]) -> int:
-        info = weight.info
-        source = pages.ctypes.data + info.offset
         g = ggml()
         if weight.buffer_type is self._device_of(weight.layer).plain:
-            for begin in range(0, info.n_bytes, _CHUNK_BYTES):
-                g.ggml_backend_tensor_set(weight.address, source + begin, begin, min(_CHUNK_BYTES, info.n_bytes - begin))
-        else:
-            # A conversion needs the whole tensor at once.
-            g.ggml_backend_tensor_set(weight.address, source, 0, info.n_bytes)
-        return info.n_bytes
+            target = 0
+            for part in weight.parts:
+                for begin in range(0, part.n_bytes, _CHUNK_BYTES):
+                    source, n_bytes = pages.ctypes.data + part.offset + begin, min(_CHUNK_BYTES, part.n_bytes - begin)
+                    g.ggml_backend_tensor_set(weight.address, source, target + begin, n_bytes)
+                target += part.n_bytes
+            return target
+        # A conversion needs the whole tensor at once.
+        rows = [pages[part.offset : part.offset + part.n_bytes] for part in weight.parts]
+        whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        g.ggml_backend_tensor_set(weight.address, whole.ctypes.data, 0, whole.size)
+        return int(whole.size)
 
     def _placed(self) -> Sequence[Weight]:
         return list({w.address: w for w in self._weights.values()}.values())
