@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from puna.api.generate import KeepAlive
+from puna.api.generate import GivenOptions, KeepAlive
 from puna.api.go_json import Request
 
 
@@ -37,14 +37,19 @@ def _encoding(value: Any) -> str:
     return value.lower() or "float"
 
 
+_INPUT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+
+
 class _Common(Request):
     model: str = ""
     keep_alive: KeepAlive | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: GivenOptions = Field(default_factory=dict)
 
 
 class EmbedRequest(_Common):
-    input: Annotated[list[str], BeforeValidator(_texts_or_none)] = Field(default_factory=list)  # none: only load the model
+    input: Annotated[list[str], BeforeValidator(_texts_or_none), _INPUT] = Field(
+        default_factory=list
+    )  # none: only load the model
     truncate: bool = True
     dimensions: int = 0
 
@@ -57,6 +62,6 @@ class EmbeddingsRequest(_Common):
 
 class OpenAIEmbeddingsRequest(Request):
     model: str = ""
-    input: Annotated[list[str], BeforeValidator(_some_texts)] = Field(default_factory=list)
+    input: Annotated[list[str], BeforeValidator(_some_texts), _INPUT] = Field(default_factory=list)
     dimensions: int = 0
-    encoding_format: Annotated[str, BeforeValidator(_encoding)] = "float"
+    encoding_format: Annotated[str, BeforeValidator(_encoding), WithJsonSchema({"enum": ["float", "base64"]})] = "float"

@@ -11,8 +11,9 @@ import base64
 import binascii
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from puna.api import options as model_options
 from puna.api.go_json import Request
 from puna.settings import FOREVER, parse_duration
 
@@ -48,9 +49,18 @@ def _image(value: Any) -> bytes:
         raise ValueError(f"illegal base64 data in images: {error}") from error
 
 
-KeepAlive = Annotated[float, BeforeValidator(_keep_alive)]
-Think = Annotated[bool | str, BeforeValidator(_think)]
-Image = Annotated[bytes, BeforeValidator(_image)]
+# What validators take is more than the types they make: the API's description is told.
+KeepAlive = Annotated[
+    float,
+    BeforeValidator(_keep_alive),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "description": "as Go writes durations: 1h30m, 300ms"}]}),
+]
+Think = Annotated[
+    bool | str, BeforeValidator(_think), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(THINK_LEVELS)}]})
+]
+Image = Annotated[bytes, BeforeValidator(_image), WithJsonSchema({"type": "string", "contentEncoding": "base64"})]
+Format = Annotated[Any, WithJsonSchema({"anyOf": [{"enum": ["json", ""]}, {"type": "object"}]})]
+GivenOptions = Annotated[dict[str, Any], WithJsonSchema(model_options.json_schema())]
 Role = Annotated[str, BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)]
 
 
@@ -59,9 +69,9 @@ class _Common(Request):
 
     model: str = ""
     stream: bool = True
-    format: Any = None
+    format: Format = None
     keep_alive: KeepAlive | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: GivenOptions = Field(default_factory=dict)
     think: Think | None = None
     truncate: bool = True
     shift: bool = True

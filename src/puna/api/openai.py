@@ -11,7 +11,7 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, WithJsonSchema, field_validator
 
 from puna.api.go_json import Request
 
@@ -57,6 +57,9 @@ def _stop(value: Any) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+
 class _Common(Request):
     model: str = ""
     stream: bool = False
@@ -67,7 +70,7 @@ class _Common(Request):
     seed: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    stop: list[str] = Field(default_factory=list)
+    stop: Annotated[list[str], WithJsonSchema(_TEXTS)] = Field(default_factory=list)
     ignore_eos: bool | None = None  # an extension that other servers have too
     regex: str = ""  # Puna's own, as in the native API
     lark: str = ""

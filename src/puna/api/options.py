@@ -52,6 +52,12 @@ class Options:
 
 
 _TYPES = {item.name: str(item.type).removesuffix(" | None") for item in fields(Options)}
+_JSON_TYPES: dict[str, dict[str, Any]] = {
+    "int": {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
+    "float": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "list[str]": {"type": "array", "items": {"type": "string"}},
+}
 _DEPRECATED = frozenset(
     (
         "penalize_newline",
@@ -68,6 +74,11 @@ _DEPRECATED = frozenset(
     )
 )
 _INT64 = 1 << 63
+
+
+def json_schema() -> dict[str, Any]:
+    """What the API's description says of options."""
+    return {"type": "object", "properties": {name: _JSON_TYPES[kind] for name, kind in _TYPES.items()}}
 
 
 def merge(*layers: Mapping[str, Any]) -> Options:

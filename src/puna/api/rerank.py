@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from puna.api.generate import KeepAlive
+from puna.api.generate import GivenOptions, KeepAlive
 from puna.api.go_json import Request
 
 
@@ -26,16 +26,20 @@ def _texts(value: Any) -> list[str]:
     return texts
 
 
+_WITH_TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+_DOCUMENTS = {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, _WITH_TEXT]}}
+
+
 class RerankRequest(Request):
     model: str = ""
     query: str = ""
-    documents: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
-    top_n: int | None = None  # only the best so many
+    documents: Annotated[list[str], BeforeValidator(_texts), WithJsonSchema(_DOCUMENTS)] = Field(default_factory=list)
+    top_n: Annotated[int | None, WithJsonSchema({"type": "integer", "minimum": 1})] = None  # only the best so many
     return_documents: bool = False
     raw_scores: bool = False  # Puna's own: as the model gave them, not between 0 and 1
     truncate: bool = True
     keep_alive: KeepAlive | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: GivenOptions = Field(default_factory=dict)
 
     def check(self) -> None:
         """Errors: ValueError for what is missing or has no meaning."""

@@ -22,7 +22,7 @@ from puna import __version__
 from puna.errors import PunaError
 from puna.llm.launch import Launcher
 from puna.llm.spare import Spare
-from puna.server import errors
+from puna.server import errors, openapi
 from puna.server.access import ApiKeys, check_exposure, read_keys
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
@@ -77,6 +77,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         *responses.routes,
         *anthropic.routes,
         *metrics.routes,
+        *openapi.routes,
     ]
     app = Starlette(
         routes=routes,
