@@ -1,14 +1,15 @@
 """The compatibility engine keeps what Puna's own promises: logits of every scenario against libllama driven by hand.
 
-The models: keys and values of all tokens, of a window, learned positions, a recurrent state, and both in one model.
+The models: keys and values of all tokens, of a window, learned positions, a recurrent state, and both in one model; and
+those of all rows of the table of architectures, which Puna's engine computes as well.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from puna.kvcache.cache import NotSupported, resume_point
 from puna.kvcache.cells import CacheFull
 from puna.native.ggml import TYPE_F16, TYPE_Q8_0
 from tests.compat_engine import CompatEngine
+from tests.models.table import ROWS
 from tests.oracle import Oracle
 from tests.tiny import write_gemma3, write_llama
 from tests.tiny_others import write_gpt2, write_jamba, write_mamba, write_stablelm
@@ -29,6 +31,8 @@ from tests.tiny_others import write_gpt2, write_jamba, write_mamba, write_stable
 # Of the error's energy over the reference's, and of the largest error over the largest logit: both run the same code, but
 # over another arrangement of cells, and flash attention on the CPU sums values in F16.
 ENERGY, WORST = 1e-3, 1e-2
+# Where a near tie between two experts falls the other way, one row of many is off; the energy shows it if more are.
+WORST_OF_EXPERTS = 5e-2
 
 N_CTX, N_SEQUENCES = 1024, 4
 
@@ -39,6 +43,8 @@ class Kind:
     cache_type: int = TYPE_F16
     can_shift: bool = True
     resumes_anywhere: bool = True
+    worst: float = WORST
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 KINDS = {
@@ -49,6 +55,19 @@ KINDS = {
     "gpt2": Kind(write_gpt2),
     "mamba": Kind(write_mamba, can_shift=False, resumes_anywhere=False),
     "jamba": Kind(write_jamba, can_shift=False, resumes_anywhere=False),
+}
+
+# The plain variant of each; other programs' names of keys and tensors are not for libllama.
+TABLE = {
+    f"row-{name}": Kind(
+        row.write,
+        can_shift=row.can_shift and not row.is_recurrent,
+        resumes_anywhere=not row.is_recurrent,
+        worst=WORST_OF_EXPERTS,
+        fields=next(iter(row.variants.values())),
+    )
+    for name, row in ROWS.items()
+    if row.norm is None
 }
 
 
@@ -64,17 +83,17 @@ class Pair:
 
     def both(self, tokens: Any, positions: Any, sequences: Any, outputs: Any) -> None:
         ours = self.compat.decode(tokens, positions, sequences, outputs)
-        assert_close(ours, self.oracle.decode(tokens, positions, sequences, outputs))
+        assert_close(ours, self.oracle.decode(tokens, positions, sequences, outputs), self.kind.worst)
 
     def prefill(self, ids: list[int], sequence: int = 0, begin: int = 0) -> None:
         n = len(ids)
         self.both(ids, range(begin, begin + n), [sequence] * n, sorted({0, n // 2, n - 1}))
 
 
-def assert_close(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> None:
+def assert_close(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32], worst: float = WORST) -> None:
     assert np.isfinite(theirs).all()
     assert ((ours - theirs) ** 2).sum() / (theirs**2).sum() <= ENERGY
-    assert np.abs(ours - theirs).max() / np.abs(theirs).max() <= WORST
+    assert np.abs(ours - theirs).max() / np.abs(theirs).max() <= worst
 
 
 def tokens(count: int, seed: int, n_vocab: int) -> list[int]:
@@ -88,9 +107,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: kind.write(folder / f"{name}.gguf", seed=11) for name, kind in KINDS.items()}
 
 
-@pytest.fixture(params=KINDS, scope="module")
-def loaded(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Pair]:
-    kind, path = KINDS[request.param], files[request.param]
+@pytest.fixture(params=[*KINDS, *TABLE], scope="module")
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    kind = (KINDS | TABLE)[request.param]
+    # The seed of the table's own contract: with others a router's near tie between two experts may fall either way.
+    path = kind.write(tmp_path_factory.mktemp("loaded") / "model.gguf", seed=5, **kind.fields)
     limits: dict[str, Any] = {"n_ctx": N_CTX, "n_sequences": N_SEQUENCES, "cache_type": kind.cache_type}
     with CompatEngine(path, **limits) as compat, Oracle(path, **limits) as oracle:
         yield Pair(compat, oracle, kind)
@@ -258,6 +279,7 @@ BAD_BATCHES: dict[str, tuple[list[int], list[int], list[int], list[int], str]] =
 }
 
 
+@pytest.mark.parametrize("loaded", KINDS, indirect=True)
 @pytest.mark.parametrize("what", BAD_BATCHES)
 def test_a_batch_that_libllama_would_abort_on_does_not_reach_it(pair: Pair, what: str) -> None:
     ids = tokens(40, 40, pair.n_vocab)
@@ -345,6 +367,16 @@ def test_whatever_happens_to_the_sequences_the_next_token_follows_from_what_they
             assert [requests.cache.length(i) for i in range(4)] == [len(ids) for ids in requests.held], step
             requests.cache.check_integrity()
         assert requests.n_compared > 15
+
+
+def test_the_number_of_threads_may_change_between_steps(files: dict[str, Path]) -> None:
+    with CompatEngine(files["llama"], n_ctx=256, n_sequences=2) as compat:
+        ids = tokens(50, 60, compat.n_vocab)
+        rows = []
+        for sequence, n_threads in enumerate((1, 2)):
+            compat.model.set_threads(n_threads)
+            rows.append(compat.decode(ids, range(50), [sequence] * 50, range(50)))
+        assert_close(*rows)
 
 
 class Aborting:
