@@ -421,11 +421,13 @@ def write_gemma3(
     dtype: str = "f32",
     logits_std: float = 3.0,
     metadata: dict[str, Any] | None = None,
-    architecture: Literal["gemma2", "gemma3"] = "gemma3",
+    architecture: Literal["gemma2", "gemma3", "gemma-embedding"] = "gemma3",
+    n_dense: int = 0,
 ) -> Path:
     """Write a Gemma 3 text model: windows with every sixth layer full, or every *pattern*-th; the head is tied.
 
-    As *architecture* gemma2 it is a Gemma 2, without norms of queries and keys.
+    As *architecture* gemma2 it is a Gemma 2, without norms of queries and keys; with *n_dense* there are two dense layers
+    after the last norm, so wide between them.
     """
     vocabulary = spm_vocabulary()
     writer = GGUFWriter(architecture)
@@ -474,8 +476,15 @@ def write_gemma3(
             ("ffn_down", n_embd, n_ff),
         ):
             weights.matrix(f"{prefix}.{name}.weight", n_out, n_in)
-        for name in ("attn_q_norm", "attn_k_norm") if architecture == "gemma3" else ():
+        for name in ("attn_q_norm", "attn_k_norm") if architecture != "gemma2" else ():
             weights.norm(f"{prefix}.{name}.weight", head_dim)
     weights.norm("output_norm.weight", n_embd, random_signs=True)
+    if n_dense:
+        writer.add(f"{architecture}.dense_2_feat_in", n_embd)
+        writer.add(f"{architecture}.dense_2_feat_out", n_dense)
+        writer.add(f"{architecture}.dense_3_feat_in", n_dense)
+        writer.add(f"{architecture}.dense_3_feat_out", n_embd)
+        weights.matrix("dense_2.weight", n_dense, n_embd)
+        weights.matrix("dense_3.weight", n_embd, n_dense)
     writer.write(path)
     return Path(path)

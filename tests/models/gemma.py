@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from tests.models.prenorm import WIDE_HEADS, write_prenorm
 from tests.models.row import Row
@@ -47,4 +49,23 @@ GEMMA3 = Row(
     },
     worst=WORST,
     limits={"n_batch": 128},
+)
+
+
+def write_embedding_gemma(path: Path, *, pooling: int = 1, **options: Any) -> Path:
+    stated = {"gemma-embedding.pooling_type": pooling, "tokenizer.ggml.add_eos_token": True}
+    return write_gemma3(path, architecture="gemma-embedding", metadata=stated, window=16, **options)
+
+
+EMBEDDING_GEMMA = Row(
+    models="EmbeddingGemma (embeddings)",
+    attends="half a window to either side; every sixth the whole text",
+    write=write_embedding_gemma,
+    variants={
+        "mean": {},
+        "last": {"pooling": 3},
+        "f16-dense": {"dtype": "f16", "n_dense": 192},
+        "q8_0": {"dtype": "q8_0"},
+        "pattern-2": {"pattern": 2, "n_layers": 4},
+    },
 )

@@ -64,6 +64,7 @@ ROWS: dict[str, Row] = {
 # Those that embed, run by the contract of tests/parity/test_embeddings.py: models in which every token sees the whole text …
 ENCODERS: dict[str, Row] = {
     "bert": encoders.BERT,
+    "gemma-embedding": gemma.EMBEDDING_GEMMA,
     "nomic-bert": encoders.NOMIC_BERT,
 }
 

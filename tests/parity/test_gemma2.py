@@ -85,7 +85,7 @@ def test_sequences_side_by_side_copied_resumed_and_shifted(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"window": 0}, "a window of 0"), ({"logit_cap": -1.0}, "caps"), ({"n_heads": 3, "n_kv_heads": 2}, "cannot share")],
+    [({"window": 0}, "a window of 0"), ({"logit_cap": -1.0}, "a cap of -1"), ({"n_heads": 3, "n_kv_heads": 2}, "cannot share")],
 )
 def test_metadata_that_makes_no_model(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     path = write_gemma3(tmp_path / "m.gguf", architecture="gemma2", n_layers=2, **changed)

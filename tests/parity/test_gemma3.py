@@ -18,7 +18,6 @@ from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import resume_point
 from puna.kvcache.causal import CausalCache
 from puna.kvcache.layered import LayeredCache
-from puna.model.arch.gemma3 import WINDOW as WINDOW_LAYER
 from puna.model.arch.gemma3 import Options
 from puna.native.ggml import TYPE_F16, TYPE_Q8_0
 from tests.oracle import Oracle
@@ -169,11 +168,11 @@ def test_a_shifted_context_goes_on(pair: Pair) -> None:
 def test_window_layers_take_little(pair: Pair) -> None:
     puna, _ = pair
     assert isinstance(puna.cache, LayeredCache)
-    assert [part.cells.n_cells for part in puna.cache.parts if isinstance(part, CausalCache)] == [4 * 1024, 4 * 256]
+    assert [part.cells.n_cells for part in puna.cache.parts if isinstance(part, CausalCache)] == [4 * 256, 4 * 1024]
     options = puna.model.options  # type: ignore[attr-defined]
     by_layer = puna.backend.memory().devices[0].cache[: options.n_layers]
-    windows = {n for n, kind in zip(by_layer, options.kinds, strict=True) if kind == WINDOW_LAYER}
-    full = {n for n, kind in zip(by_layer, options.kinds, strict=True) if kind != WINDOW_LAYER}
+    windows = {n for n, is_windowed in zip(by_layer, options.is_windowed, strict=True) if is_windowed}
+    full = {n for n, is_windowed in zip(by_layer, options.is_windowed, strict=True) if not is_windowed}
     assert len(windows) == 1
     assert full == {4 * n for n in windows}
 
@@ -204,7 +203,7 @@ def test_the_pattern_may_be_a_list_of_layers(tmp_path: Path) -> None:
     kinds = [True, False, False, True, True, False, True]
     listed = write_gemma3(tmp_path / "m.gguf", metadata={"gemma3.attention.sliding_window_pattern": kinds})
     with PunaEngine(listed, n_ctx=512) as puna:
-        assert puna.model.options.kinds == [int(k) for k in kinds]  # type: ignore[attr-defined]
+        assert puna.model.options.is_windowed == kinds  # type: ignore[attr-defined]
         assert np.isfinite(puna.decode([5, 6, 7], range(3), [0] * 3, [2])).all()
 
 
@@ -217,7 +216,9 @@ def test_files_of_stretched_models_that_do_not_say_so(tmp_path: Path, changed: d
     options = {"n_layers": 34, "n_embd": 32, "n_heads": 1, "n_kv_heads": 1, "head_dim": 32, "n_ff": 32, **changed}
     path = write_gemma3(tmp_path / "m.gguf", metadata={"gemma3.rope.local.freq_base": 5000.0}, **options)
     with GGUFFile.open(path) as file:
-        full, local = Options.read(file).ropes
+        found = Options.read(file)
+    full, local = found.rope, found.rope_of(0)
+    assert local is not None
     assert (full.scale, local.scale) == (scale, 1.0)
     assert (full.base, local.base) == (1e6, 5000.0)
 
@@ -225,10 +226,10 @@ def test_files_of_stretched_models_that_do_not_say_so(tmp_path: Path, changed: d
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"pattern": 0}, "sliding_window_pattern"),
+        ({"pattern": -1}, "sliding_window_pattern"),
         ({"logit_cap": float("nan")}, "a cap of nan"),
         ({"n_heads": 3, "n_kv_heads": 2}, "cannot share"),
-        ({"metadata": {"gemma3.rope.freq_base_swa": -1.0}}, "base -1"),
+        ({"metadata": {"gemma3.rope.freq_base_swa": -1.0}}, "freq_base_swa -1"),
     ],
 )
 def test_metadata_that_makes_no_model(tmp_path: Path, changed: dict[str, Any], message: str) -> None:

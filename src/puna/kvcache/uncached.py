@@ -6,7 +6,7 @@ whole; several texts share a batch, and a mask keeps them apart.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,25 +22,29 @@ class Uncached:
 
     n_free = 1 << 62  # room for any number of tokens
 
-    def __init__(self) -> None:
+    def __init__(self, windows: Sequence[int] = ()) -> None:
+        """*windows* by layer, half of each to either side of a token; 0, or none given: all of the text."""
         self._n_tokens = 0
         self._batch: Batch | None = None
-        self._mask_input: Tensor | None = None
+        self._windows = windows
+        self._window = 0  # of the current layer
+        self._masks: dict[int, Tensor] = {}  # by window
         self._stored: tuple[Tensor, Tensor] | None = None
 
     # For models.
 
     def layer(self, index: int) -> None:
         self._stored = None
+        self._window = self._windows[index] if self._windows else 0
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         self._stored = key, value
 
     def get(self, ctx: Context) -> list[Attended]:
         assert self._stored is not None, "put comes before get"
-        assert self._mask_input is not None, "make_inputs comes before the model's forward"
+        assert self._masks, "make_inputs comes before the model's forward"
         key, value = (x.permute(0, 2, 1, 3).cast(DType.F16) for x in self._stored)
-        return [Attended(0, self._n_tokens, 1, key, value, self._mask_input)]
+        return [Attended(0, self._n_tokens, 1, key, value, self._masks[self._window])]
 
     # For the runner.
 
@@ -53,12 +57,13 @@ class Uncached:
         return n_tokens
 
     def make_inputs(self, ctx: Context) -> None:
-        self._mask_input = ctx.input(DType.F16, self._n_tokens, self._n_tokens, 1, 1)
+        shape = self._n_tokens, self._n_tokens, 1, 1
+        self._masks = {window: ctx.input(DType.F16, *shape) for window in dict.fromkeys(self._windows or [0])}
 
     def set_inputs(self, ctx: Context) -> None:
-        assert self._mask_input is not None
         assert self._batch is not None, "a reserved graph is never computed"
-        ctx.set(self._mask_input, block_mask(self._batch.sequences))
+        for window, mask in self._masks.items():
+            ctx.set(mask, block_mask(self._batch.sequences, self._batch.positions, window))
 
     def check_room(self, batch: Batch) -> None:
         """There always is."""
@@ -85,6 +90,9 @@ class Uncached:
         """There is nothing that could contradict itself."""
 
 
-def block_mask(sequences: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
-    """0 where two rows are of the same sequence, -inf elsewhere: [n, n]."""
-    return np.where(sequences[:, None] == sequences[None, :], np.float16(0), np.float16(-np.inf))
+def block_mask(sequences: npt.NDArray[np.int32], positions: npt.NDArray[np.int32], window: int = 0) -> npt.NDArray[np.float16]:
+    """0 where two rows are of the same sequence and at most half a window apart, -inf elsewhere: [n, n]."""
+    sees = sequences[:, None] == sequences[None, :]
+    if window:
+        sees &= np.abs(positions[:, None] - positions[None, :]) <= window // 2
+    return np.where(sees, np.float16(0), np.float16(-np.inf))

@@ -24,11 +24,12 @@ class WindowedOptions(DecoderOptions):
     window_base: float = 0.0  # of the rotation in windowed layers
 
     period: ClassVar[int]  # the last of so many layers sees everything, in files that do not say
+    default_window: ClassVar[int] = 0
 
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
         o = super().read(file)
-        window = file.metadata.integer("attention.sliding_window", 0)
+        window = file.metadata.integer("attention.sliding_window", cls.default_window)
         if not 0 <= window < 1 << 31:
             raise FileFormatError(f"{file.path}: attention.sliding_window {window} is not usable")
         is_windowed = windowed_layers(file, o.n_layers, cls.period) if window else [False] * o.n_layers
