@@ -12,7 +12,9 @@ import pytest
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import ValueType
+from tests.compat_engine import CompatEngine
 from tests.lora import write_lora
+from tests.models.table import ROWS
 from tests.oracle import Oracle
 from tests.parity.test_llama import assert_close, tokens
 from tests.puna_engine import PunaEngine
@@ -72,6 +74,52 @@ def test_two_adapters_add_up(tmp_path: Path) -> None:
     one = write_lora(tmp_path / "1.gguf", model, LAYERS[:9], seed=1)
     two = write_lora(tmp_path / "2.gguf", model, LAYERS[5:], seed=2, rank=8, alpha=4.0)
     assert compare(model, [one, two]) > 0.1
+
+
+def adaptable(model: Path) -> list[str]:
+    """Every matrix, and every stack of experts', that takes part in a product."""
+    with GGUFFile.open(model) as file:
+        names = [name for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name.endswith(".weight")]
+        is_tied = "output.weight" not in file.tensors
+    # Of the split latent matrices of MLA libllama ignores what an adapter says; Puna's engine refuses such an adapter.
+    others = ("norm", "conv", "attn_k_b", "attn_v_b", *(TABLE if is_tied else ()))
+    return [name for name in names if not any(part in name for part in others)]
+
+
+# Not the rows that libllama reads only under other names.
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.norm is None])
+def test_every_architecture_applies_them_as_libllama_does(name: str, tmp_path: Path) -> None:
+    row = ROWS[name]
+    model = row.write(tmp_path / "m.gguf", **next(iter(row.variants.values())))
+    adapter = write_lora(tmp_path / "a.gguf", model, adaptable(model), std=0.05)
+    limits = {"n_ctx": 256, "n_sequences": 2, **row.limits}
+    ids = tokens(60, 1, 250)
+    batches: list[Any] = [(ids, range(60), [0] * 60, range(60)), (ids[:1], [60], [0], [0])]
+    with PunaEngine(model, **limits) as plain:
+        without = plain.decode(*batches[0]).copy()
+    with PunaEngine(model, adapters=[adapter], **limits) as puna, Oracle(model, adapters=[adapter], **limits) as oracle:
+        for batch in batches:
+            ours, theirs = puna.decode(*batch), oracle.decode(*batch)
+            assert ((ours - theirs) ** 2).sum() <= 1e-3 * (theirs**2).sum()
+            if batch is batches[0]:
+                assert ((theirs - without) ** 2).sum() > 1e-2 * (without**2).sum()
+
+
+def test_the_compatibility_engine_applies_them_as_well(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "m.gguf", seed=7)
+    adapters = [str(write_lora(tmp_path / f"{i}.gguf", model, LAYERS[i:] + TABLE, seed=i)) for i in range(2)]
+    ids = tokens(60, 1, 300)
+    batch = (ids, range(60), [0] * 60, range(60))
+    with PunaEngine(model, adapters=adapters, **LIMITS) as puna, CompatEngine(model, adapters=adapters, **LIMITS) as compat:
+        assert_close(compat.decode(*batch), puna.decode(*batch), is_quantised=False)
+
+
+def test_libllama_is_spared_a_table_under_a_tied_head(tmp_path: Path) -> None:
+    """It would end the process."""
+    model = write_llama(tmp_path / "m.gguf", seed=7, tied=True)
+    adapter = write_lora(tmp_path / "a.gguf", model, TABLE)
+    with pytest.raises(UnsupportedModel, match=r"a\.gguf: .* embedding table that is also the head"):
+        CompatEngine(model, adapters=[str(adapter)])
 
 
 def test_under_a_tied_head_only_the_lookup_changes(tmp_path: Path) -> None:

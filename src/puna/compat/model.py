@@ -17,7 +17,7 @@ from puna.compat.failures import why
 from puna.compat.sizes import memory_report, read_sizes
 from puna.compat.step import Forward
 from puna.errors import LoadError, OutOfMemory, UnsupportedModel
-from puna.gguf.lora import read_lora
+from puna.gguf.lora import TABLE, read_lora
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Limits
 from puna.kvcache.uncached import Uncached
@@ -75,7 +75,7 @@ class LlamaModel:
         try:
             for adapter in options.adapters:
                 with GGUFFile.open(adapter) as opened:
-                    read_lora(opened, file)
+                    _check_adapter(opened, file)
             self._n_layers = file.metadata.integer("block_count", 0)
             self._layers = _last_layers(options.layers, self._n_layers)
             self._placement = _placement(self._layers)
@@ -218,6 +218,13 @@ class LlamaModel:
     def close(self) -> None:
         self._stack.close()
         self._model = self._context = None
+
+
+def _check_adapter(adapter: GGUFFile, model: GGUFFile) -> None:
+    """Errors: FileFormatError; UnsupportedModel for a change that would end the process inside libllama."""
+    changed = {change.weight for change in read_lora(adapter, model)}
+    if TABLE in changed and "output.weight" not in model.tensors:
+        raise UnsupportedModel(f"adapter {adapter.path}: libllama cannot change an embedding table that is also the head")
 
 
 def _check_books(limits: Limits) -> None:
