@@ -16,6 +16,7 @@ from puna.ml.tensor import DType
 from puna.model.registry import open_model
 from puna.native.ggml import TYPE_F16
 from puna.runner.step import Forward
+from puna.wire import DeviceLayers
 
 
 class PunaEngine:
@@ -31,8 +32,9 @@ class PunaEngine:
         n_threads: int = 2,
         cache_type: int = TYPE_F16,
         adapters: Sequence[Any] = (),
+        layers: Sequence[DeviceLayers] = (),
     ) -> None:
-        self.backend = GGMLBackend(path, n_threads=n_threads, adapters=adapters)
+        self.backend = GGMLBackend(path, n_threads=n_threads, adapters=adapters, layers=layers)
         self.limits = Limits(n_sequences, n_ctx, n_batch)
         self.model = open_model(self.backend.file, self.backend, n_ctx)
         self.cache = self.model.make_cache(self.backend, self.limits, DType(cache_type))
