@@ -18,7 +18,9 @@ from puna.gguf.writer import GGUFWriter
 from puna.kvcache.cache import Limits
 from puna.native.ggml import TYPE_F16, TYPE_Q4_0, TYPE_Q8_0
 from puna.native.log import Line
+from puna.runner import engines
 from puna.runner.engine import Engine
+from puna.runner.engines import Opened
 from puna.wire import DeviceLayers, Health, LoadOptions, LoadRequest
 from tests.compat_engine import CompatEngine
 from tests.lora import write_lora
@@ -60,6 +62,28 @@ def test_a_missing_tensor_is_named(gpt2: Path, tmp_path: Path) -> None:
     path.write_bytes(gpt2.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
     with pytest.raises(MissingTensors, match=r"blk\.1\.ffn_up\.weight"):
         Engine(path).load(LoadRequest())
+
+
+def test_of_an_architecture_that_both_know_all_missing_tensors_are_named(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "incomplete.gguf", n_layers=2)
+    path.write_bytes(path.read_bytes().replace(b"ffn_up.weight", b"ffn_xx.weight"))
+    with pytest.raises(MissingTensors, match=r"2 tensors.*blk\.0\.ffn_up\.weight, blk\.1\.ffn_up\.weight"):
+        Engine(path).load(LoadRequest())
+
+
+def test_what_puna_misses_in_a_file_libllama_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of other names, or in another arrangement."""
+
+    def refuse(*_: Any) -> Opened:
+        raise MissingTensors(["blk.0.attn_q.weight"])
+
+    monkeypatch.setattr(engines, "_open_with_puna", refuse)
+    path = write_llama(tmp_path / "fused.gguf")
+    reply = Engine(path).load(LoadRequest(operation="fit", options=LoadOptions(n_ctx=256)))
+    assert reply.engine == "compat"
+    assert "missing from the file: blk.0.attn_q.weight" in reply.engine_reason
+    with pytest.raises(MissingTensors):
+        Engine(path, new_engine=True).load(LoadRequest())
 
 
 def test_a_tensor_of_the_wrong_shape_is_named(tmp_path: Path) -> None:

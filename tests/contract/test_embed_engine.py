@@ -14,7 +14,7 @@ from puna.errors import BadRequest, FileFormatError, UnsupportedModel
 from puna.runner.engine import Engine, RequestHandle
 from puna.runner.service import NotLoaded
 from puna.wire import CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
-from tests.tiny import CORPUS, write_bert, write_gemma3, write_llama
+from tests.tiny import CORPUS, write_bert, write_llama
 
 LONG = [CORPUS[i % 300 :][:400] for i in range(600)]
 
@@ -159,7 +159,7 @@ def test_measuring_takes_no_memory_and_says_what_loading_takes(model: Path) -> N
 
 
 def test_an_architecture_that_knows_no_pooling_is_refused_instead_of_pooling_logits(tmp_path: Path) -> None:
-    path = write_gemma3(tmp_path / "gemma.gguf", n_layers=1, metadata={"gemma3.pooling_type": 1})
+    path = write_llama(tmp_path / "ranker.gguf", n_layers=1, metadata={"llama.pooling_type": 4})
     engine = Engine(path, new_engine=True)
-    with pytest.raises(UnsupportedModel, match="embeddings of a gemma3 model are not supported yet"):
+    with pytest.raises(UnsupportedModel, match="scores of a llama model are not supported yet"):
         engine.load(LoadRequest())

@@ -16,7 +16,7 @@ import pytest
 from puna.tokenizer.tokenizer import Tokenizer
 from tests.e2e.test_first_light import GREEDY, Server, serving, wait_until
 from tests.oracle import Oracle
-from tests.tiny import CORPUS, RANK, write_bert, write_gemma3, write_llama
+from tests.tiny import CORPUS, RANK, write_bert, write_llama
 from tests.tiny_others import OTHERS
 
 FORCED = {"OLLAMA_NEW_ENGINE": "0"}
@@ -82,12 +82,13 @@ def test_show_names_the_engine_and_the_reason(forced: Server, automatic: Server,
 
 
 def test_what_puna_supports_only_in_part_goes_to_libllama_with_the_reason(automatic: Server, tmp_path: Path) -> None:
-    path = write_gemma3(tmp_path / "embedder.gguf", n_layers=2, metadata={"gemma3.pooling_type": 1})
-    reply = automatic.client.post("/api/embed", json={"model": str(path), "input": ["hello world"]})
+    path = write_llama(tmp_path / "ranker.gguf", metadata={"llama.pooling_type": RANK})
+    reply = automatic.client.post("/api/rerank", json={"model": str(path), "query": "sky", "documents": TEXTS})
     assert reply.status_code == 200, reply.text
+    assert len(reply.json()["results"]) == len(TEXTS)
     shown = automatic.client.post("/api/show", json={"model": str(path)}).json()
     assert shown["engine"] == "compat"
-    assert "embeddings of a gemma3 model" in shown["engine_reason"]
+    assert "scores of a llama model" in shown["engine_reason"]
 
 
 @pytest.mark.parametrize("name", OTHERS)

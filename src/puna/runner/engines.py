@@ -1,7 +1,7 @@
 """A model file opened by the engine that runs it: Puna's own, or libllama behind the same runner.
 
 The rule is in puna.engines. A file that turns out to be nothing for Puna's engine, although its architecture is, goes to
-libllama as well, unless OLLAMA_NEW_ENGINE says otherwise.
+libllama as well, unless OLLAMA_NEW_ENGINE says otherwise: it may have tensors of other names or in another arrangement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from puna.compat.model import LlamaModel
 from puna.compat.model import Options as LlamaOptions
 from puna.engines import Choice, choose
-from puna.errors import UnsupportedModel
+from puna.errors import MissingTensors, PunaError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Limits, Sequences
 from puna.ml.ggml.backend import GGMLBackend
@@ -75,16 +75,25 @@ def open_file(path: Path, options: LoadOptions, n_threads: int, new_engine: bool
     """
     with GGUFFile.open(path) as file:
         choice = choose(file.architecture, new_engine)
-    opened: Opened | None = None
+    refusal: UnsupportedModel | MissingTensors | None = None
     if choice.engine == "puna":
         try:
-            opened = _open_with_puna(path, options, n_threads, choice)
-        except UnsupportedModel as error:
+            return _said(path, _open_with_puna(path, options, n_threads, choice))
+        except (UnsupportedModel, MissingTensors) as error:
             if choice.is_forced:
                 raise
-            choice = Choice("compat", str(error))
-    opened = opened or _open_with_libllama(path, options, n_threads, choice)
-    log.info("%s runs on %s: %s", path.name, {"puna": "Puna's engine", "compat": "libllama"}[choice.engine], choice.reason)
+            refusal, choice = error, Choice("compat", str(error))
+    try:
+        return _said(path, _open_with_libllama(path, options, n_threads, choice))
+    except PunaError:
+        if isinstance(refusal, MissingTensors):
+            raise refusal from None  # it names all that are missing, not only the first
+        raise
+
+
+def _said(path: Path, opened: Opened) -> Opened:
+    name = {"puna": "Puna's engine", "compat": "libllama"}[opened.choice.engine]
+    log.info("%s runs on %s: %s", path.name, name, opened.choice.reason)
     return opened
 
 
