@@ -138,7 +138,7 @@ def test_each_model_does_what_it_is_for(engine: Engine, tmp_path: Path) -> None:
     ("change", "error"),
     [
         ({"pooling": 7}, "pooling_type 7 is not known"),
-        ({"n_heads": 3}, "128 wide, 3 heads is not a BERT"),
+        ({"n_heads": 3}, "128 values do not divide into 3 heads"),
         ({"n_positions": 100}, "position_embd.weight has 100 positions, the context is 128"),
     ],
 )
