@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,17 @@ def test_two_adapters_add_up(tmp_path: Path) -> None:
     assert compare(model, [one, two]) > 0.1
 
 
+# What an adapter changes there, libllama leaves as it is; Puna's engine applies it, or refuses it where it cannot.
+LEFT_ALONE = {"deepseek2": re.compile(r"output\.weight|blk\.\d+\.attn_(q|kv|k_b|v_b)")}
+
+
 def adaptable(model: Path) -> list[str]:
     """Every matrix, and every stack of experts', that takes part in a product."""
     with GGUFFile.open(model) as file:
         names = [name for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name.endswith(".weight")]
-        is_tied = "output.weight" not in file.tensors
-    # Of the split latent matrices of MLA libllama ignores what an adapter says; Puna's engine refuses such an adapter.
-    others = ("norm", "conv", "attn_k_b", "attn_v_b", *(TABLE if is_tied else ()))
-    return [name for name in names if not any(part in name for part in others)]
+        others = ("norm", "conv", *(TABLE if "output.weight" not in file.tensors else ()))
+        left_alone = LEFT_ALONE.get(file.architecture)
+    return [n for n in names if not any(part in n for part in others) and not (left_alone and left_alone.match(n))]
 
 
 # Not the rows that libllama reads only under other names.
