@@ -17,7 +17,7 @@ from puna.wire import LoadReply, MemoryReport
 
 log = logging.getLogger(__name__)
 
-_BACKOFF_STEP = 0.1  # of the free memory
+_BACKOFF_STEP = 0.1  # of the room for layers
 _GIB = 1 << 30
 
 

@@ -87,8 +87,9 @@ class Layout:
 
 
 def capacity(gpu: GPU, demand: Demand, wish: Wish, backoff: float = 0.0) -> int:
-    """Bytes of layers that a GPU may hold. *backoff*, a share of its free memory, is left for what nobody knows."""
-    return max(0, gpu.free - int(gpu.free * backoff) - gpu.driver_bytes - wish.overhead - demand.graph_on(gpu.name))
+    """Bytes of layers that a GPU may hold. *backoff*, a share of them, is left for what nobody knows."""
+    room = gpu.free - gpu.driver_bytes - wish.overhead - demand.graph_on(gpu.name)
+    return max(0, int(room * (1 - backoff)))
 
 
 def n_wanted(demand: Demand, wish: Wish) -> int:

@@ -1,0 +1,184 @@
+"""Models on GPUs, from the request to the answer: the search for devices, the layout, real runners, who leaves for whom.
+
+The GPUs are synthetic (tests/synthetic_gpus.py says what that does not show); everything else is what serves requests.
+Every GPU keeps 457 MiB for its driver; the sizes here are what lies above.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from puna.llm.discovery import Machine
+from puna.llm.runner import Runner
+from puna.server.app import create_app, make_server
+from puna.server.scheduler import Scheduler
+from puna.settings import Address, Settings
+from puna.store.store import Store
+from tests.tiny import write_llama
+
+DRIVER_MIB = 457
+COMMAND = [sys.executable, "-m", "tests.synthetic_gpus"]
+ROOT = Path(__file__).parents[2]
+
+
+class Place:
+    """A server and what it says."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+
+    def ask(self, model: Path, *, keep_alive: Any = None, status: int = 200, **options: Any) -> str:
+        fixed = {"num_ctx": 256, "num_batch": 64, "num_predict": 8, "temperature": 0, "ignore_eos": True}
+        body = {"model": str(model), "prompt": "hello", "options": fixed | options, "stream": False, "keep_alive": keep_alive}
+        response = self.client.post("/api/generate", json=body)
+        assert response.status_code == status, response.text
+        return str(response.json()["response" if status == 200 else "error"])
+
+    def loaded(self) -> dict[str, tuple[int, int]]:
+        """Bytes and those of them on GPUs, by file name."""
+        models = self.client.get("/api/ps").json()["models"]
+        return {Path(model["name"].removesuffix(":latest")).name: (model["size"], model["size_vram"]) for model in models}
+
+    def share(self, model: Path) -> float:
+        size, on_gpus = self.loaded()[model.name]
+        return on_gpus / size
+
+
+@contextmanager
+def serving(folder: Path, gpus: str, **given: Any) -> Iterator[Place]:
+    notes = folder / "notes"
+    notes.mkdir(exist_ok=True)
+    environ = {**os.environ, "SYNTHETIC_GPUS": gpus, "SYNTHETIC_GPUS_FOLDER": str(notes), "PYTHONPATH": str(ROOT)}
+
+    async def launch(path: Path) -> Runner:
+        return await Runner.start([*COMMAND, "runner", "--model", str(path), "--port", "0"], environ=environ)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+        settings = Settings(host=Address(port=port), models=folder / "models", num_parallel=1, **given)
+        env = ["env", *(f"{name}={environ[name]}" for name in ("SYNTHETIC_GPUS", "SYNTHETIC_GPUS_FOLDER", "PYTHONPATH"))]
+        scheduler = Scheduler(settings, launch, Machine([*env, *COMMAND, "discover"]))
+        server = make_server(create_app(settings, Store(settings.models), scheduler), settings)
+        thread = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            with httpx.Client(base_url=settings.host.url, timeout=60) as client:
+                yield Place(client)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+    assert not thread.is_alive()
+
+
+def gpu(name: str, room_mib: int, *flags: str) -> str:
+    return ":".join([name, str(DRIVER_MIB + room_mib), *flags])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two of seven layers of 8 MiB each and a smaller output."""
+    folder = tmp_path_factory.mktemp("models")
+    shape: dict[str, Any] = {"n_layers": 7, "n_embd": 512, "n_heads": 8, "n_kv_heads": 2, "n_ff": 1024, "dtype": "f32"}
+    return [write_llama(folder / f"{name}.gguf", seed=seed, **shape) for seed, name in enumerate(("a", "b"))]
+
+
+@pytest.fixture(scope="module")
+def answers(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of the CPU."""
+    with serving(tmp_path_factory.mktemp("cpu"), gpu("SIM0", 500)) as place:
+        found = [place.ask(model, num_gpu=0) for model in models]
+        assert [on_gpus for _, on_gpus in place.loaded().values()] == [0, 0]
+        return found
+
+
+def test_a_model_that_fits_is_on_the_gpu_in_full(models: list[Path], answers: list[str], tmp_path: Path) -> None:
+    with serving(tmp_path, gpu("SIM0", 300)) as place:
+        assert place.ask(models[0]) == answers[0]
+        assert place.share(models[0]) == 1.0
+
+
+def test_as_many_layers_as_were_asked_for(models: list[Path], answers: list[str], tmp_path: Path) -> None:
+    """Each number is another placement, so the model is loaded again; none asked for is none."""
+    with serving(tmp_path, gpu("SIM0", 300)) as place:
+        shares = []
+        for num_gpu in (0, 2, 5, 7, 999):
+            assert place.ask(models[0], num_gpu=num_gpu) == answers[0]
+            shares.append(place.share(models[0]))
+        assert shares == sorted(shares)
+        assert shares[0] == 0
+        assert 0.15 < shares[1] < 0.5 < shares[2] < shares[3] < shares[4] == 1
+
+
+def test_what_does_not_fit_stays_on_the_cpu(models: list[Path], answers: list[str], tmp_path: Path) -> None:
+    with serving(tmp_path, gpu("SIM0", 40)) as place:
+        assert place.ask(models[0]) == answers[0]
+        assert 0.3 < place.share(models[0]) < 0.9
+
+
+def test_a_model_is_spread_over_two_that_are_too_small_alone(models: list[Path], answers: list[str], tmp_path: Path) -> None:
+    with serving(tmp_path, f"{gpu('SIM0', 40)},{gpu('SIM1', 45)}") as place:
+        assert place.ask(models[0]) == answers[0]
+        assert place.share(models[0]) == 1.0
+
+
+def test_spread_over_all_when_that_is_wanted(models: list[Path], answers: list[str], tmp_path: Path) -> None:
+    with serving(tmp_path, f"{gpu('SIM0', 300)},{gpu('SIM1', 300)}", sched_spread=True) as place:
+        assert place.ask(models[0]) == answers[0]
+        assert all(taken_on(tmp_path, name) > 10 << 20 for name in ("SIM0", "SIM1"))
+
+
+def test_the_main_gpu_comes_first(models: list[Path], tmp_path: Path) -> None:
+    with serving(tmp_path, f"{gpu('SIM0', 300)},{gpu('SIM1', 200)}") as place:
+        place.ask(models[0], main_gpu=1)
+        assert (taken_on(tmp_path, "SIM0"), taken_on(tmp_path, "SIM1") > 0) == (0, True)
+
+
+def taken_on(folder: Path, device: str) -> int:
+    """As the processes that live have noted."""
+    return sum(int(note.read_text() or 0) for note in (folder / "notes").glob(f"{device}.*"))
+
+
+def test_a_device_that_has_less_than_it_says_gets_less(models: list[Path], answers: list[str], tmp_path: Path) -> None:
+    with serving(tmp_path, gpu("SIM0", 300, "really=60")) as place:
+        assert place.ask(models[0]) == answers[0]
+        assert 0.1 < place.share(models[0]) < 1
+        error = place.ask(models[0], num_gpu=999, status=500)
+        assert re.search(r"memory layout cannot be allocated with num_gpu = 999: no memory for .* on SIM0", error)
+
+
+def test_the_idle_model_leaves_the_gpu_for_the_next(models: list[Path], answers: list[str], tmp_path: Path) -> None:
+    a, b = models
+    with serving(tmp_path, gpu("SIM0", 90)) as place:
+        for model, answer in ((a, answers[0]), (b, answers[1]), (a, answers[0])):
+            assert place.ask(model) == answer
+            assert set(place.loaded()) == {model.name}
+            assert place.share(model) == 1.0
+
+
+def test_a_pinned_model_keeps_its_place_and_the_next_takes_what_is_left(
+    models: list[Path], answers: list[str], tmp_path: Path
+) -> None:
+    a, b = models
+    with serving(tmp_path, gpu("SIM0", 105)) as place:
+        place.ask(a, keep_alive=-1)
+        assert place.ask(b) == answers[1]
+        assert place.share(a) == 1.0
+        assert 0 < place.share(b) < 1
+
+
+def test_overhead_is_left_free(models: list[Path], tmp_path: Path) -> None:
+    with serving(tmp_path, gpu("SIM0", 90), gpu_overhead=60 << 20) as place:
+        place.ask(models[0])
+        assert place.share(models[0]) < 0.6
