@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from puna import host
 from puna.compat.model import LlamaModel, Options
 from puna.compat.sizes import memory_report, read_sizes
 from puna.errors import BadRequest, LoadError, MissingTensors, OutOfMemory, PunaError, UnsupportedModel
@@ -103,6 +104,19 @@ def test_a_cache_type_that_the_heads_do_not_fit_is_a_bad_request(tmp_path: Path)
 def test_more_tokens_than_any_memory_holds_are_refused_before_anything_is_taken(gpt2: Path, n_pool: int) -> None:
     with pytest.raises(OutOfMemory, match="GB"):
         opened(gpt2, n_pool=n_pool)
+
+
+def test_what_does_not_fit_is_no_success(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(gpt2)
+    options = LoadOptions(n_ctx=512, n_threads=1, use_mmap=False)
+    fit = engine.load(LoadRequest(operation="fit", options=options))
+    assert fit.memory is not None
+    needed = fit.memory.total - fit.memory.host
+    for free, fits in ((needed - 1, False), (needed, True)):
+        monkeypatch.setattr(host, "memory", lambda free=free: host.Memory(total=1 << 40, free=free, swap_free=0))
+        reply = engine.load(LoadRequest(operation="alloc", options=options))
+        assert (reply.success, "GB are needed on CPU" in reply.error) == (fits, not fits)
+    engine.close()
 
 
 def test_a_load_reports_progress_and_can_be_cancelled(gpt2: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from puna import host
 from puna.compat.cache import AttentionCache, StateCache
 from puna.compat.failures import why
-from puna.compat.sizes import memory_report, read_sizes
+from puna.compat.sizes import HOST, memory_report, read_sizes
 from puna.compat.step import Forward
 from puna.errors import LoadError, OutOfMemory, UnsupportedModel
 from puna.gguf.lora import TABLE, read_lora
@@ -104,9 +104,6 @@ class LlamaModel:
             self._context_options = replace(self._plan(max_rows), pooling=POOLING_TYPE_UNSPECIFIED)
             context = self._create(model)
         self.n_vocab = model.n_vocab
-        report, available = self.memory(), host.memory().total
-        if not self._layers and sum(report.devices[0].cache) + report.devices[0].graph > available:
-            raise OutOfMemory(f"{self.file.path}: {report.total / 1e9:.1f} GB are needed, there are {available / 1e9:.1f} GB")
         self.cache = self._make_cache(model, context)
         books = None if isinstance(self.cache, Uncached) else self.cache
         self.forward = Forward(self, self.limits, books, max_rows=self._context_options.n_outputs, output=self._output())
@@ -200,6 +197,20 @@ class LlamaModel:
         assert self._context is not None, "load comes first"
         return self._context
 
+    def check_free(self) -> None:
+        """Nothing is taken before load; this says whether it could be.
+
+        Errors: OutOfMemory.
+        """
+        report = self.memory()
+        own = report.input_weights + report.host - report.mapped  # of the host; pages of the file can be read again
+        for device in report.devices:
+            free = _free(device.device)
+            needed = device.total + (own if device.device == HOST else 0)
+            if needed > free:
+                gigabytes = f"{needed / 1e9:.1f} GB are needed on {device.device}, {free / 1e9:.1f} GB are free"
+                raise OutOfMemory(f"{self.file.path}: {gigabytes}")
+
     def memory(self) -> MemoryReport:
         is_mapped = self._options.use_mmap and not self._options.use_repacking
         return memory_report(self.file, self._n_layers, self._layers, self._sizes, is_mapped)
@@ -225,6 +236,14 @@ def _check_adapter(adapter: GGUFFile, model: GGUFFile) -> None:
     changed = {change.weight for change in read_lora(adapter, model)}
     if TABLE in changed and "output.weight" not in model.tensors:
         raise UnsupportedModel(f"adapter {adapter.path}: libllama cannot change an embedding table that is also the head")
+
+
+def _free(name: str) -> int:
+    """Bytes on a device."""
+    if name == HOST:
+        memory = host.memory()
+        return memory.free + memory.swap_free
+    return next(device.memory()[0] for device in devices() if device.name == name)
 
 
 def _check_books(limits: Limits) -> None:

@@ -186,5 +186,5 @@ def _open_with_libllama(path: Path, options: LoadOptions, n_threads: int, choice
         pooling,
         model.sees_whole_text,
         model.memory,
-        lambda: None,  # all of it is taken when the weights are read
+        model.check_free,
     )
