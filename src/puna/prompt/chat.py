@@ -7,7 +7,7 @@ tool_call_id. They reach the template in the shape that Hugging Face documents f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from puna.errors import TemplateError
@@ -55,7 +55,7 @@ def render_chat(
     merged = merge_system(plain)
 
     def rendered(conversation: list[dict[str, Any]]) -> str:
-        return jinja.render(template, {"messages": conversation, **variables})
+        return _render(template, conversation, variables)
 
     if merged is None:
         return rendered(plain)
@@ -75,6 +75,38 @@ def render_chat(
     except TemplateError:
         return prompt
     return second if all(text in second for text in wanted) else prompt
+
+
+def _render(template: str, conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    try:
+        return jinja.render(template, {"messages": conversation, **variables})
+    except TemplateRefusedError:
+        raise
+    except TemplateError as error:
+        for other in _in_other_shapes(conversation, variables):
+            try:
+                return jinja.render(template, other)
+            except TemplateError:
+                pass
+        raise error
+
+
+def _in_other_shapes(conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What older templates take for granted: that there is a list of tools, and that arguments of calls are JSON text."""
+    if not variables["tools"]:
+        yield {"messages": conversation, **variables, "tools": []}
+    if any(message.get("tool_calls") for message in conversation):
+        yield {"messages": [_with_text_arguments(message) for message in conversation], **variables}
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def merge_system(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
