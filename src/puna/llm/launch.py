@@ -33,9 +33,13 @@ class Backoff:
     clock: Callable[[], float] = time.monotonic
     _crashes: dict[Path, tuple[int, float]] = field(default_factory=dict)  # in a row, and when the last was
 
-    def crashed(self, model_path: Path, *, has_served: bool) -> None:
-        """Note that the model's runner has ended although nobody closed it."""
-        self._crashes[model_path] = (1 if has_served else self.crashes_in_a_row(model_path) + 1, self.clock())
+    def ended(self, model_path: Path, *, has_crashed: bool, has_served: bool) -> None:
+        """Note that a runner of the model has ended; *has_crashed*: although nobody closed it."""
+        before = 0 if has_served else self.crashes_in_a_row(model_path)
+        if has_crashed:
+            self._crashes[model_path] = (before + 1, self.clock())
+        elif has_served:
+            self._crashes.pop(model_path, None)
 
     def crashes_in_a_row(self, model_path: Path) -> int:
         count, last = self._crashes.get(model_path, (0, 0.0))
@@ -80,8 +84,7 @@ class Launcher:
 
     async def _watch(self, model_path: Path, runner: Runner) -> None:
         await runner.wait()
-        if runner.has_crashed:
-            self._backoff.crashed(model_path, has_served=runner.has_served)
+        self._backoff.ended(model_path, has_crashed=runner.has_crashed, has_served=runner.has_served)
 
     def open(self) -> None:
         """Begin to start the spare."""

@@ -143,10 +143,13 @@ class Runner:
 
         Errors: RunnerDied when it has ended.
         """
-        assert self._process.stdin is not None
+        stdin = self._process.stdin
+        assert stdin is not None
+        if stdin.is_closing():  # as soon as the event loop knows that the other end is gone
+            raise await self._died(BrokenPipeError("its input is closed"))
         try:
-            self._process.stdin.write(json.dumps({"model": str(model_path)}).encode() + b"\n")
-            await self._process.stdin.drain()
+            stdin.write(json.dumps({"model": str(model_path)}).encode() + b"\n")
+            await stdin.drain()
         except OSError as error:
             raise await self._died(error) from error
 

@@ -34,7 +34,7 @@ def test_the_first_reload_is_immediate_and_then_the_pause_doubles_up_to_a_bound(
     assert backoff.pause_s(A) == 0
     pauses = []
     for _ in range(9):
-        backoff.crashed(A, has_served=False)
+        backoff.ended(A, has_crashed=True, has_served=False)
         pauses.append(backoff.pause_s(A))
     assert pauses[:3] == [0, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S]
     assert pauses[-1] == pauses[-2] == LONGEST_PAUSE_S
@@ -45,16 +45,22 @@ def test_an_answer_in_between_and_time_heal() -> None:
     clock = Clock()
     backoff = Backoff(clock)
     for _ in range(4):
-        backoff.crashed(A, has_served=False)
-    backoff.crashed(A, has_served=True)
+        backoff.ended(A, has_crashed=True, has_served=False)
+    backoff.ended(A, has_crashed=True, has_served=True)
     assert backoff.pause_s(A) == 0
-    backoff.crashed(A, has_served=False)
+    backoff.ended(A, has_crashed=True, has_served=False)
     assert backoff.pause_s(A) == FIRST_PAUSE_S
     clock.now += FIRST_PAUSE_S / 2
+    assert backoff.pause_s(A) == FIRST_PAUSE_S / 2
+    backoff.ended(A, has_crashed=False, has_served=False)  # a load that was cancelled proves nothing
     assert backoff.pause_s(A) == FIRST_PAUSE_S / 2
     clock.now += FORGET_S
     assert (backoff.pause_s(A), backoff.crashes_in_a_row(A)) == (0, 0)
     assert not backoff._crashes
+    for _ in range(4):
+        backoff.ended(A, has_crashed=True, has_served=False)
+    backoff.ended(A, has_crashed=False, has_served=True)
+    assert backoff.crashes_in_a_row(A) == 0
 
 
 @pytest.fixture
