@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from puna import wire
+from puna.host import Memory
+from puna.llm import discovery
+from puna.llm.discovery import Machine, described, look, look_once, parse, without_doubles
+from tests.unit.llm.fake_machine import gpu
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-S", "-E", "-c", text]
+
+
+def found(**fields: Any) -> str:
+    return json.dumps({"devices": [], **fields})
+
+
+def test_this_machine() -> None:
+    """The real process: a CPU with memory, whatever else there is."""
+    seen = look_once()
+    assert seen.error == ""
+    cpu = next(device for device in seen.devices if device.kind == "cpu")
+    assert cpu.library == "CPU"
+    assert cpu.total > 0
+    assert 1 <= seen.threads <= seen.physical_cores * 2
+
+
+def test_filters_reach_the_process_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "")
+    assert look_once().filters == {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("import os; os.abort()", "the search for devices ended with signal 6"),
+        ("import os; os.kill(os.getpid(), 11)", "ended with signal 11"),
+        ("import sys; sys.exit('no such driver')", "ended with status 1: no such driver"),
+        ("print('{')", "ended with status 0"),
+        ("pass", "ended with status 0"),
+        ("print('[1]')", "ended with status 0"),
+        (f"import os; print({found()!r}, flush=True); os.abort()", "signal 6"),
+    ],
+)
+def test_a_process_that_ends_otherwise_is_told(text: str, error: str) -> None:
+    for seen in (look_once(program(text)), uvloop.run(look(program(text)))):
+        assert seen.devices == []
+        assert error in seen.error
+
+
+def test_drivers_may_print() -> None:
+    text = f"print('ggml_cuda_init: found 1 CUDA devices'); print({found(threads=3)!r}); print()"
+    assert look_once(program(text)).threads == 3
+
+
+def test_a_program_that_is_not_there_is_told() -> None:
+    nobody = ["/no/such/program"]
+    for seen in (look_once(nobody), uvloop.run(look(nobody))):
+        assert "could not be started" in seen.error
+
+
+def test_a_driver_that_hangs_is_left_and_its_process_ended(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    text = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    async def scenario() -> wire.Discovery:
+        return await look(program(text), timeout_s=1.0)
+
+    begin = time.monotonic()
+    seen = uvloop.run(scenario())
+    assert time.monotonic() - begin < 10
+    assert "no answer within 1 s" in seen.error
+    assert not psutil.pid_exists(int(note.read_text()))
+
+
+def test_who_no_longer_wants_to_know_leaves_no_process(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    text = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    async def scenario() -> None:
+        task = asyncio.create_task(look(program(text)))
+        while not (note.exists() and note.read_text()):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait({task})
+
+    uvloop.run(scenario())
+    assert not psutil.pid_exists(int(note.read_text()))
+
+
+def counting(folder: Path, text: str) -> list[str]:
+    """Notes each time it is run."""
+    return program(f"open({str(folder / 'runs')!r}, 'a').write('x'); {text}")
+
+
+def runs(folder: Path) -> int:
+    return len((folder / "runs").read_text())
+
+
+def test_devices_are_searched_for_once_and_gpus_asked_again(tmp_path: Path) -> None:
+    one = {"name": "CUDA0", "library": "CUDA", "kind": "gpu", "free": 5, "total": 10}
+
+    async def scenario() -> None:
+        machine = Machine(counting(tmp_path, f"print({found(devices=[one])!r})"))
+        assert machine.gpus is None
+        await asyncio.gather(*(machine.look() for _ in range(5)))
+        assert [device.name for device in (await machine.look()).devices] == ["CUDA0"]
+        assert runs(tmp_path) == 1
+        assert await machine.refresh()
+        assert runs(tmp_path) == 2
+
+    uvloop.run(scenario())
+
+
+def test_without_gpus_there_is_nothing_to_ask_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        machine = Machine(counting(tmp_path, f"print({found()!r})"))
+        for _ in range(3):
+            assert await machine.refresh()
+        assert runs(tmp_path) == 1
+
+    uvloop.run(scenario())
+
+
+def test_a_gpu_that_does_not_answer_later_is_still_there(tmp_path: Path) -> None:
+    one = {"name": "CUDA0", "library": "CUDA", "kind": "gpu", "free": 5, "total": 10}
+    text = f"import os\nif len(open({str(tmp_path / 'runs')!r}).read()) > 1: os.abort()\nprint({found(devices=[one])!r})"
+
+    async def scenario() -> None:
+        machine = Machine(program(f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n{text}"))
+        await machine.look()
+        assert not await machine.refresh()
+        assert [device.name for device in machine.gpus or []] == ["CUDA0"]
+
+    uvloop.run(scenario())
+
+
+def test_a_failed_search_is_repeated_but_not_for_every_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        machine = Machine(counting(tmp_path, "import os; os.abort()"))
+        for _ in range(3):
+            await machine.look()
+        assert runs(tmp_path) == 1
+        monkeypatch.setattr(discovery, "RETRY_S", 0.0)
+        await machine.look()
+        assert runs(tmp_path) == 2
+
+    uvloop.run(scenario())
+
+
+def test_hardware_that_two_libraries_drive_is_one_device() -> None:
+    def at(name: str, library: str, place: str) -> wire.Device:
+        return wire.Device(name=name, library=library, kind="gpu", free=1, total=1, id=place)
+
+    devices = [at("V0", "Vulkan", "0:1"), at("V1", "Vulkan", "0:2"), at("C0", "CUDA", "0:1"), at("X", "X", ""), at("Y", "X", "")]
+    assert [device.name for device in without_doubles(devices)] == ["V1", "C0", "X", "Y"]
+
+
+def test_the_line_in_the_log() -> None:
+    machine = Memory(8 << 30, 6 << 30, 0)
+    seen = wire.Discovery(
+        devices=[gpu("CUDA0", 24 << 30, free=20 << 30), gpu("I", 4 << 30, is_integrated=True)],
+        filters={"CUDA_VISIBLE_DEVICES": "0"},
+        physical_cores=4,
+        threads=3,
+    )
+    line = described(seen, machine)
+    assert line.startswith("4 cores, 3 threads, 6.0 of 8.0 GiB free; CUDA0:")
+    assert "by CUDA, 20.0 of 24.0 GiB free; I (integrated)" in line
+    assert line.endswith('chosen by {"CUDA_VISIBLE_DEVICES": "0"}')
+
+
+def test_a_failure_s_text_is_short() -> None:
+    assert len(parse(1, b"", b"x" * 100_000).error) < 700
