@@ -129,7 +129,7 @@ class TinyFile:
         plain = RandomWeights(self.writer, int(self.weights.random.integers(1 << 30)), TensorType.F32)
         plain.matrix(f"{prefix}.ffn_gate_inp.weight", n_experts, n, std=2.0 / n**0.5)
         for name in names:
-            n_out, n_in = (n, n_ff) if name == "down" else (n_ff, n)
+            n_out, n_in = {"down": (n, n_ff), "gate_up": (2 * n_ff, n)}.get(name, (n_ff, n))
             std = (3.0 if name == "down" else gain) / n_in**0.5
             stacks.stack(f"{prefix}.ffn_{name}_exps.weight", n_experts, n_out, n_in, std=std)
             if biases:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests.models import (
     cohere,
+    deepseek2,
     encoders,
     gemma,
     glm4,
@@ -28,12 +29,14 @@ from tests.models.row import Row
 ROWS: dict[str, Row] = {
     "cohere2": cohere.COHERE2,
     "command-r": cohere.COMMAND_R,
+    "deepseek2": deepseek2.DEEPSEEK2,
     "falcon-h1": mamba.FALCON_H1,
     "gemma": gemma.GEMMA,
     "gemma2": gemma.GEMMA2,
     "gemma3": gemma.GEMMA3,
     "glm4": glm4.GLM4,
     "glm4moe": glm4.GLM4MOE,
+    "glm4moelite": deepseek2.LITE,
     "gpt-oss": gpt_oss.GPT_OSS,
     "granitehybrid": mamba.GRANITE_HYBRID,
     "lfm2": lfm2.LFM2,

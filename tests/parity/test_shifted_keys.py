@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from puna.native.ggml import TYPE_F16, TYPE_Q8_0
 from tests.models.table import ROWS
 from tests.parity.test_architectures import ENERGY, tokens
 from tests.puna_engine import PunaEngine
@@ -21,7 +22,9 @@ def test_in_one_layer_a_shifted_key_is_the_key_of_its_new_position(case: tuple[s
     name, variant, index = case
     row = ROWS[name]
     options = {**row.variants[variant], "n_layers": 1, **row.shifted_alone[variant][index]}
-    with PunaEngine(row.write(tmp_path / "m.gguf", seed=5, **options), n_ctx=1024, n_sequences=2) as puna:
+    path = row.write(tmp_path / "m.gguf", seed=5, **options)
+    cache_type = TYPE_Q8_0 if "cache-q8_0" in variant else TYPE_F16
+    with PunaEngine(path, n_ctx=1024, n_sequences=2, cache_type=cache_type) as puna:
         ids = tokens(200, 21, puna.n_vocab)
         kept = ids[:10] + ids[60:]
         puna.decode(ids, range(200), [0] * 200, [199])

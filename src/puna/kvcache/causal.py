@@ -43,6 +43,7 @@ ALL = Reach()
 class CausalCache:
     """Shapes per layer: K [head_dim_k * n_kv_heads, n_cells], V likewise; allocated with the backend.
 
+    With *values_in_keys* a head's value is the beginning of its key and takes no memory of its own (DeepSeek-AI 2024).
     A layer with 0 key/value heads has nothing here. With a bounded reach a sequence has room for its window, the memory
     behind it and a batch. What no later row sees is forgotten when that room is needed, the oldest first; until then
     the sequence can resume there.
@@ -59,12 +60,14 @@ class CausalCache:
         dtype: DType = DType.F16,
         shift: Shift | None = None,
         reach: Reach = ALL,
+        values_in_keys: bool = False,
     ) -> None:
         self.limits = limits
         self.reach = reach
         self._backend = backend
         self._n_kv_heads = list(n_kv_heads)
         self._dims = (head_dim_k, head_dim_v)
+        self._stored_dims = self._dims[:1] if values_in_keys else self._dims
         self._dtype = dtype
         self._shift = shift
         if dtype in (DType.Q8_0, DType.Q4_0) and any(dim % 32 for dim in self._dims):
@@ -75,7 +78,7 @@ class CausalCache:
         home = small if self.forgets else large
         self.cells = Cells(home * limits.max_sequences, limits.max_sequences)
         self._pools = {
-            i: tuple(backend.storage(i, dtype, dim * n_heads, self.cells.n_cells) for dim in self._dims)
+            i: tuple(backend.storage(i, dtype, dim * n_heads, self.cells.n_cells) for dim in self._stored_dims)
             for i, n_heads in enumerate(self._n_kv_heads)
             if n_heads
         }
@@ -93,7 +96,7 @@ class CausalCache:
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         assert self._row_input is not None, "make_inputs comes before the model's forward"
-        for pool, new in zip(self._pools[self._layer], (key, value), strict=True):
+        for pool, new in zip(self._pools[self._layer], (key, value), strict=False):  # values may lie in the keys
             ctx.forward(ctx.use(pool).set_rows(new.flatten(), self._row_input))
 
     def get(self, ctx: Context) -> list[Attended]:
@@ -102,9 +105,10 @@ class CausalCache:
     def _attended(self, ctx: Context, view: View, mask: Tensor) -> Attended:
         parts = []
         n_heads = self._n_kv_heads[self._layer]
-        for pool, dim in zip(self._pools[self._layer], self._dims, strict=True):
-            cell_bytes = row_bytes(self._dtype, dim * n_heads)
-            strides = (cell_bytes, row_bytes(self._dtype, dim), view.stride * cell_bytes)
+        pools = self._pools[self._layer]
+        for pool, stored_dim, dim in zip((pools[0], pools[-1]), (self._dims[0], self._stored_dims[-1]), self._dims, strict=True):
+            cell_bytes = row_bytes(self._dtype, stored_dim * n_heads)
+            strides = (cell_bytes, row_bytes(self._dtype, stored_dim), view.stride * cell_bytes)
             shape = (dim, view.n_cells, n_heads, view.n_sequences)
             parts.append(ctx.use(pool).view(shape, strides, view.begin * cell_bytes))
         return Attended(view.row, view.n_rows, view.n_sequences, parts[0], parts[1], mask)
@@ -217,7 +221,7 @@ class CausalCache:
     def _copy(self, pieces: list[tuple[int, int, int]]) -> None:
         ctx = self._backend.context(16 + 2 * 3 * len(self._pools) * MAX_COPIES)
         for layer, pools in self._pools.items():
-            for pool, dim in zip(pools, self._dims, strict=True):
+            for pool, dim in zip(pools, self._stored_dims, strict=True):
                 width = dim * self._n_kv_heads[layer]
                 cell_bytes = row_bytes(self._dtype, width)
                 for begin, copy, count in pieces:
@@ -273,7 +277,7 @@ class CausalCache:
         ctx = self._backend.context(16 + 8 * len(self._pools))
         turns = ctx.input(DType.I32, len(changes))
         ctx.forward(turns)  # gets memory, even where no layer turns its keys
-        for layer, (pool, _) in self._pools.items():
+        for layer, (pool, *_) in self._pools.items():
             n_heads, dim = self._n_kv_heads[layer], self._dims[0]
             strides = (row_bytes(self._dtype, dim), row_bytes(self._dtype, dim * n_heads))
             keys = ctx.use(pool).view((dim, n_heads, len(changes)), strides, first * strides[1])

@@ -40,6 +40,7 @@ class DecoderOptions:
     scale: float  # of the dot products
     rope: RopeOptions
     routing: Routing | None = None  # of layers with experts
+    values_in_keys: bool = False  # a head's value is the beginning of its key
 
     is_neox: ClassVar[bool] = True  # which dimensions the family's rotation pairs
 
@@ -218,6 +219,7 @@ class Decoder(Generic[OptionsT]):
                 dtype=dtype,
                 shift=self.shift,
                 reach=kinds[kind],
+                values_in_keys=o.values_in_keys,
             )
 
         parts = [part(kind) for kind in range(len(kinds))]

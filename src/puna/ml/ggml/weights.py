@@ -159,7 +159,8 @@ class Weights:
         g.ggml_reset(self._scratch)
         weight = g.ggml_new_tensor_4d(self._scratch, int(info.type), *_four(info.shape))
         if use is Use.MATRIX:
-            other = g.ggml_new_tensor_2d(self._scratch, TYPE_F32, info.shape[0], 512)
+            n_in, _, *batch = _four(info.shape)
+            other = g.ggml_new_tensor_4d(self._scratch, TYPE_F32, n_in, 512, *batch)
             node = g.ggml_mul_mat(self._scratch, weight, other)
         elif use is Use.EXPERTS:
             other = g.ggml_new_tensor_3d(self._scratch, TYPE_F32, info.shape[0], 1, 512)
