@@ -28,6 +28,7 @@ CONFIG: dict[str, Any] = {
     "intermediate_size": 16,
     "max_position_embeddings": 12,
 }
+POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 MEAN = {"pooling_mode_mean_tokens": True}
 
 
@@ -90,6 +91,28 @@ def test_names_types_and_pieces(tmp_path: Path, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("files", "keys"),
+    [
+        ({}, {}),
+        ({"tokenizer_config.json": {"do_lower_case": False}}, {"lowercase": False}),
+        (
+            {"tokenizer.json": {"normalizer": {"lowercase": True, "strip_accents": False}}},
+            {"lowercase": True, "strip_accents": False},
+        ),
+        ({"tokenizer.json": {"normalizer": {"lowercase": False, "strip_accents": None}}}, {"lowercase": False}),
+    ],
+)
+def test_what_happens_to_letters(files: dict[str, Any], keys: dict[str, bool], tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    convert(tmp_path, tmp_path / "out.gguf")
+    prefix = "tokenizer.ggml.normalizer."
+    with GGUFFile.open(tmp_path / "out.gguf") as file:
+        assert {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)} == keys
+
+
+@pytest.mark.parametrize(
     ("pooling", "number"), [(MEAN, 1), ({"pooling_mode_cls_token": True}, 2), ({"pooling_mode_lasttoken": True}, 3)]
 )
 def test_pooling(tmp_path: Path, pooling: dict[str, Any], number: int) -> None:
@@ -106,6 +129,11 @@ def test_pooling(tmp_path: Path, pooling: dict[str, Any], number: int) -> None:
         ({"config.json": json.dumps(CONFIG | {"model_type": "roberta"})}, UnsupportedModel, "roberta"),
         ({"1_Pooling/config.json": json.dumps(MEAN | {"pooling_mode_cls_token": True})}, UnsupportedModel, "exactly one"),
         ({"modules.json": "[]"}, UnsupportedModel, "names no pooling"),
+        (
+            {"modules.json": json.dumps([POOLING, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}])},
+            UnsupportedModel,
+            "a module sentence_transformers.models.Dense cannot be converted",
+        ),
         ({"vocab.txt": "[PAD]\n[UNK]\n"}, FileFormatError, r"lacks \[CLS\], \[SEP\], \[MASK\]"),
         ({"vocab.txt": "\n".join([*PIECES, "more"])}, FileFormatError, "9 embeddings for a vocabulary of 10"),
         ({"model.safetensors": "short"}, FileFormatError, "too short"),

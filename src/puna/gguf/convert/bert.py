@@ -55,8 +55,23 @@ class _WordPiece(msgspec.Struct, frozen=True):
     type: str = ""
 
 
+class _Normalizer(msgspec.Struct, frozen=True):
+    lowercase: bool = True
+    strip_accents: bool | None = None  # None: as with lower case
+
+
 class _TokenizerFile(msgspec.Struct, frozen=True):
-    model: _WordPiece
+    """The part of tokenizer.json that matters."""
+
+    model: _WordPiece = _WordPiece({})
+    normalizer: _Normalizer | None = None
+
+
+class _TokenizerConfig(msgspec.Struct, frozen=True):
+    """The part of tokenizer_config.json that matters."""
+
+    do_lower_case: bool = True
+    strip_accents: bool | None = None
 
 
 # Parts of a layer: name in the checkpoint, name in GGUF.
@@ -78,6 +93,7 @@ _EMBEDDINGS = {
     "LayerNorm.bias": "token_embd_norm.bias",
 }
 _TABLES = ("position_embd.weight", "token_types.weight")  # too small to be worth rounding
+_MODULES = (".Transformer", ".Pooling", ".Normalize")  # all that a sentence encoder may consist of
 _SPECIAL = {
     "padding": "[PAD]",
     "unknown": "[UNK]",
@@ -95,13 +111,13 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
     Errors: FileFormatError naming the file; UnsupportedModel for a BERT of another build.
     """
     config = _config(checkpoint)
-    pooling, pieces = _pooling(checkpoint), _pieces(checkpoint)
+    pooling, pieces, normalizer = _pooling(checkpoint), _pieces(checkpoint), _normalizer(checkpoint)
     writer = GGUFWriter("bert")
     with checkpoint.tensors() as tensors:
         prefix = "bert." if "bert.embeddings.word_embeddings.weight" in tensors else ""
         words = f"{prefix}embeddings.word_embeddings.weight"
         _add_options(writer, config, pooling, file_type(tensors, words))
-        _add_vocabulary(writer, pieces)
+        _add_vocabulary(writer, pieces, normalizer)
         output = Output(writer, tensors)
         _add_tensors(output, prefix, config, _n_words(tensors, words, len(pieces)))
         output.write(target, on_bytes)
@@ -124,6 +140,9 @@ def _pooling(checkpoint: Checkpoint) -> int:
         modules = checkpoint.decoded("modules.json", list[_Module])
         if not any(module.type.endswith(".Pooling") and module.path == "1_Pooling" for module in modules):
             raise UnsupportedModel("modules.json names no pooling in 1_Pooling")
+        for module in modules:
+            if not module.type.endswith(_MODULES):
+                raise UnsupportedModel(f"modules.json: a module {module.type[:100]} cannot be converted")
     elif not checkpoint.has(name):
         return 1
     config = checkpoint.decoded(name, PoolingConfig)
@@ -171,7 +190,16 @@ def _pieces(checkpoint: Checkpoint) -> list[str]:
     return pieces
 
 
-def _add_vocabulary(writer: GGUFWriter, pieces: list[str]) -> None:
+def _normalizer(checkpoint: Checkpoint) -> _Normalizer | None:
+    """What happens to letters before the vocabulary sees them; None when nothing says it."""
+    found = checkpoint.decoded("tokenizer.json", _TokenizerFile).normalizer if checkpoint.has("tokenizer.json") else None
+    if found is None and checkpoint.has("tokenizer_config.json"):
+        config = checkpoint.decoded("tokenizer_config.json", _TokenizerConfig)
+        found = _Normalizer(config.do_lower_case, config.strip_accents)
+    return found
+
+
+def _add_vocabulary(writer: GGUFWriter, pieces: list[str], normalizer: _Normalizer | None) -> None:
     """WordPiece pieces, with U+2581 before those that begin a word instead of ## before those that do not."""
     ids = {piece: number for number, piece in enumerate(pieces)}
     kinds = [NORMAL] * len(pieces)
@@ -183,6 +211,10 @@ def _add_vocabulary(writer: GGUFWriter, pieces: list[str]) -> None:
     writer.add("tokenizer.ggml.token_type", kinds, element=ValueType.INT32)
     for role, piece in _SPECIAL.items():
         writer.add(f"tokenizer.ggml.{role}_token_id", ids[piece], ValueType.UINT32)
+    if normalizer is not None:
+        writer.add("tokenizer.ggml.normalizer.lowercase", normalizer.lowercase)
+        if normalizer.strip_accents is not None:
+            writer.add("tokenizer.ggml.normalizer.strip_accents", normalizer.strip_accents)
 
 
 def _marked(piece: str) -> str:
