@@ -40,10 +40,13 @@ class Cells:
         self.lengths = np.zeros(max_sequences, np.int64)
         self.firsts = np.zeros(max_sequences, np.int64)
         self.nexts = np.zeros(max_sequences, np.int64)
+        self._n_free: int | None = n_cells  # None: to be counted
 
     @property
     def n_free(self) -> int:
-        return int(np.count_nonzero(self.n_owners == 0))
+        if self._n_free is None:
+            self._n_free = int(np.count_nonzero(self.n_owners == 0))
+        return self._n_free
 
     def place(self, sequence: int, positions: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Take a free cell for each position.
@@ -54,6 +57,8 @@ class Cells:
         self.positions[chosen] = positions
         self.members[sequence, chosen] = True
         self.n_owners[chosen] = 1
+        if self._n_free is not None:
+            self._n_free -= len(chosen)
         bounds = (int(chosen[0]), int(chosen[-1]) + 1, int(positions.min()), int(positions.max()) + 1)
         if self.lengths[sequence]:
             bounds = _hull(bounds, (self.begins[sequence], self.ends[sequence], self.firsts[sequence], self.nexts[sequence]))
@@ -87,12 +92,14 @@ class Cells:
         gone = self._mine(sequence, begin, end)
         self.members[sequence, gone] = False
         self.n_owners[gone] -= 1
+        self._n_free = None
         self.positions[gone[self.n_owners[gone] == 0]] = FREE
         self._measure(sequence, int(self.begins[sequence]), int(self.ends[sequence]))
 
     def share(self, target: int, cells: npt.NDArray[np.int64]) -> None:
         """The target sees these cells of another sequence too."""
         self.n_owners[cells] += ~self.members[target, cells]
+        self._n_free = None
         self.members[target, cells] = True
         self._measure(target, 0, self.n_cells)
 
@@ -135,6 +142,7 @@ class Cells:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the arrays contradict each other: a bug here, never the caller's fault."""
+        assert self._n_free in (None, np.count_nonzero(self.n_owners == 0)), "the count of free cells is wrong"
         assert (self.members.sum(axis=0) == self.n_owners).all(), "owner counts differ from the members"
         assert ((self.positions == FREE) == (self.n_owners == 0)).all(), "a free cell has a position, or a used one none"
         for sequence in range(self.max_sequences):

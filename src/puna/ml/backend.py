@@ -61,6 +61,11 @@ class Context(Protocol):
         """Run; False when it was aborted on request."""
 
     def get(self, tensor: Tensor, out: npt.NDArray[np.float32]) -> None: ...
+    def values(self, tensor: Tensor) -> npt.NDArray[np.float32]:
+        """What an output [width, n] holds, as [n, width]; where it lies if the host can read it, and only until the next
+        compute or close. Not to be changed.
+        """
+
     def close(self) -> None: ...
 
 

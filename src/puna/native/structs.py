@@ -7,6 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from puna.native.ggml import ggml, ggml_backend_dev_props, ggml_init_params, ggml_tensor
 
 
@@ -69,6 +72,18 @@ def extra_buffer_types(device: int) -> list[int]:
     while found and found[len(types)]:
         types.append(found[len(types)])
     return types
+
+
+def is_on_host(tensor: int) -> bool:
+    """Whether the tensor's values can be read where they are."""
+    return bool(ggml().ggml_backend_buffer_is_host(ggml_tensor.from_address(tensor).buffer))
+
+
+def floats(tensor: int, n_rows: int, width: int) -> npt.NDArray[np.float32]:
+    """The memory of a contiguous F32 tensor on the host, read-only; it must outlive the array."""
+    values = np.ctypeslib.as_array((ctypes.c_float * (n_rows * width)).from_address(ggml_tensor.from_address(tensor).data))
+    values.flags.writeable = False
+    return values.reshape(n_rows, width)
 
 
 def pointers(values: Sequence[int]) -> Any:

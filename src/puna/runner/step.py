@@ -43,7 +43,6 @@ class Forward:
         self._max_nodes = model.max_nodes(limits)
         self._limits = limits
         self._built: Built | None = None
-        self._values = np.empty(0, np.float32)
         self.n_builds = 0
 
     def reserve(self) -> None:
@@ -78,9 +77,7 @@ class Forward:
         self._cache.set_inputs(ctx)
         if not ctx.compute():
             return None
-        out = self._rows(batch.n_outputs, built.logits.shape[0])
-        ctx.get(built.logits, out)
-        return out
+        return ctx.values(built.logits)
 
     def _build(self, key: Hashable, n_tokens: int, n_outputs: int) -> Built:
         self._drop()
@@ -98,11 +95,6 @@ class Forward:
         self._built = Built(key, ctx, inputs, logits)
         self.n_builds += 1
         return self._built
-
-    def _rows(self, count: int, width: int) -> npt.NDArray[np.float32]:
-        if self._values.size < count * width:
-            self._values = np.empty(count * width, np.float32)
-        return self._values[: count * width].reshape(count, width)
 
     def _drop(self) -> None:
         if self._built:

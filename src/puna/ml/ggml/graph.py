@@ -83,6 +83,14 @@ class GGMLContext:
     def get(self, tensor: Any, out: npt.NDArray[np.float32]) -> None:
         ggml().ggml_backend_tensor_get(tensor.address, out.ctypes.data, 0, out.nbytes)
 
+    def values(self, tensor: Any) -> npt.NDArray[np.float32]:
+        width, n, _, _ = tensor.shape
+        if structs.is_on_host(tensor.address):
+            return structs.floats(tensor.address, n, width)
+        out = np.empty((n, width), np.float32)
+        self.get(tensor, out)
+        return out
+
     @property
     def n_nodes(self) -> int:
         return int(ggml().ggml_graph_n_nodes(self._graph))
