@@ -62,7 +62,7 @@ def _puna(
 
 
 def doctor(json: JsonFlag = False) -> None:
-    """Check this installation: libraries, processor, memory, store."""
+    """Check this installation: libraries, processor, memory, GPUs, store."""
     from puna.cli.doctor import doctor as check
 
     check(json=json)

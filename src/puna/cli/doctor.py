@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from puna import __version__
@@ -22,6 +23,7 @@ from puna.cli.connect import settings
 from puna.cli.format import human_bytes
 from puna.cli.table import table
 from puna.cli.terminal import safe
+from puna.llm import discovery
 from puna.settings import Address
 
 SELFTEST = (sys.executable, "-m", "puna.native.selftest", "--json", "--facts")
@@ -31,7 +33,7 @@ _SHOWN_STDERR_CHARS = 500
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
-    """Check this installation: libraries, processor, memory, store.
+    """Check this installation: libraries, processor, memory, GPUs, store.
 
     Ends with exit status 1 when something does not work.
     """
@@ -44,11 +46,14 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything a
         raise typer.Exit(1)
 
 
-def examine(host: Address, models: Path, selftest: Sequence[str] = SELFTEST) -> dict[str, Any]:
+def examine(
+    host: Address, models: Path, selftest: Sequence[str] = SELFTEST, search: Sequence[str] = discovery.COMMAND
+) -> dict[str, Any]:
     return {
         "puna": __version__,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "native": native_report(selftest),
+        "devices": devices_report(search),
         "store": store_report(models),
         "server": server_report(host),
     }
@@ -68,6 +73,13 @@ def native_report(command: Sequence[str]) -> dict[str, Any]:
     except ValueError:
         return {"error": f"the self-test ended with status {done.returncode}: {done.stderr.strip()[-_SHOWN_STDERR_CHARS:]}"}
     return report if isinstance(report, dict) else {"error": "the self-test printed something else than a report"}
+
+
+def devices_report(command: Sequence[str]) -> dict[str, Any]:
+    """What the tensor library can compute on beside the processor, searched for in a process of its own."""
+    found = msgspec.to_builtins(discovery.look_once(command))
+    gpus = [device for device in found["devices"] if device["kind"] in ("gpu", "igpu")]
+    return {"gpus": gpus, "filters": found["filters"], "error": found["error"]}
 
 
 def store_report(models: Path) -> dict[str, Any]:
@@ -96,9 +108,11 @@ def server_report(host: Address) -> dict[str, Any]:
 
 def problems(report: Mapping[str, Any]) -> list[str]:
     """What does not work; a server that is not running is no problem, since commands start their own."""
-    native = report["native"]
+    native, devices = report["native"], report["devices"]
     if "error" in native:
         return [str(native["error"])]
+    if devices["error"]:
+        return [str(devices["error"])]
     broken = [c for c in native["verdict"]["combinations"] if c["status"] == "broken"]
     return [f"{c['tensor_type']} in {c['buffer_type']}: {c['reason']}" for c in broken]
 
@@ -109,6 +123,7 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
         ("Puna", report["puna"]),
         ("Python", f"{report['python']['version']} ({report['python']['executable']})"),
         *_native_rows(native),
+        *_device_rows(report["devices"]),
         ("Store", store["path"] + ("" if store["exists"] else " (not created yet)")),
         ("Free disk", "unknown" if store["free_bytes"] is None else human_bytes(store["free_bytes"])),
         ("Server", f"{server['version']} at {server['address']}" if server["version"] else f"none at {server['address']}"),
@@ -130,6 +145,17 @@ def _native_rows(native: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Library", f"ggml {verdict['version']} ({native['package']})"
     for buffer_type in verdict["buffer_types"]:
         yield f"Weights in {buffer_type}", _tested(buffer_type, verdict["combinations"])
+
+
+def _device_rows(devices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for gpu in devices["gpus"]:
+        kind = ", integrated" if gpu["kind"] == "igpu" else ""
+        memory = f"{human_bytes(gpu['total'])}, {human_bytes(gpu['free'])} free"
+        yield f"GPU {gpu['name']}", f"{gpu['description']} ({gpu['library']}{kind}), {memory}"
+    if not devices["gpus"]:
+        yield "GPU", "none"
+    for name, value in devices["filters"].items():
+        yield name, value or "(empty)"
 
 
 def _tested(buffer_type: str, combinations: Sequence[Mapping[str, Any]]) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from pathlib import Path
@@ -38,11 +39,16 @@ def _native(status: str = "ok", reason: str = "") -> dict[str, Any]:
     return {"package": "some-library==1", "library_dir": "/lib", "cpu": CPU, "verdict": verdict}
 
 
-def _report(native: dict[str, Any]) -> dict[str, Any]:
+GPU = {"name": "G0", "library": "X", "kind": "igpu", "free": 3_000_000_000, "total": 8_000_000_000, "description": "A chip"}
+NO_DEVICES: dict[str, Any] = {"gpus": [], "filters": {}, "error": ""}
+
+
+def _report(native: dict[str, Any], devices: dict[str, Any] = NO_DEVICES) -> dict[str, Any]:
     return {
         "puna": "0.0",
         "python": {"version": "3.12.1", "executable": "/bin/python"},
         "native": native,
+        "devices": devices,
         "store": {"path": "/models", "exists": False, "free_bytes": 5_000_000_000},
         "server": {"address": "http://127.0.0.1:1", "version": None},
     }
@@ -82,6 +88,21 @@ def test_what_is_broken_is_named_with_its_reason() -> None:
     text = "".join(doctor.render(report))
     assert "q4_0; BROKEN: q4_K" in text
     assert "Everything works" not in text
+
+
+def test_gpus_and_what_hides_them_are_told() -> None:
+    text = "".join(doctor.render(_report(_native())))
+    assert re.search(r"^GPU +none$", text, re.MULTILINE)
+    devices = {"gpus": [GPU], "filters": {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "1"}, "error": ""}
+    text = "".join(doctor.render(_report(_native(), devices)))
+    assert re.search(r"^GPU G0 +A chip \(X, integrated\), 8 GB, 3 GB free$", text, re.MULTILINE)
+    assert re.search(r"^CUDA_VISIBLE_DEVICES +\(empty\)$", text, re.MULTILINE)
+    assert re.search(r"^HIP_VISIBLE_DEVICES +1$", text, re.MULTILINE)
+
+
+def test_a_search_for_devices_that_fails_is_a_problem(tmp_path: Path) -> None:
+    devices = doctor.devices_report(_printing(tmp_path, "import os; os.abort()"))
+    assert doctor.problems(_report(_native(), devices)) == ["the search for devices ended with signal 6"]
 
 
 def test_a_library_that_is_missing_is_a_problem_and_the_rest_is_still_shown() -> None:
@@ -133,6 +154,7 @@ def test_the_command_reports_this_machine_as_json(puna: Cli) -> None:
     report = json.loads(done.stdout)
     assert report["native"]["verdict"]["version"]
     assert report["server"]["version"]
+    assert report["devices"]["error"] == ""
 
 
 def test_the_command_prints_a_table(puna: Cli) -> None:
