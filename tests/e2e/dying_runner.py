@@ -55,6 +55,7 @@ def make(path: Path) -> Engine:
         DyingEngine.phase, DyingEngine.way = plan.read_text().split()
         plan.unlink()
     if DyingEngine.phase == "load":
+
         def read_and_die(loaded: Loaded, progress: Callable[[float], None]) -> None:
             die(DyingEngine.way)
             read_weights(loaded, progress)

@@ -1,0 +1,203 @@
+"""From a request for a model that is not loaded to its first token: with and without a spare runner, and beside llama-cpp-python.
+
+Puna's server is up; the request starts a runner, or takes the spare one. llama-cpp-python is a fresh Python process that
+imports the package, loads the file and picks one token, timed from its start. The same prompt, context and threads, on a
+warm disk cache, taking turns. The rows "after" another model load one where only one may be loaded: the other has to go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from bench import models
+from bench.facts import facts
+from bench.first_token import first_byte
+from bench.load import chaos, contenders
+from puna.native import cpu
+
+PROMPT = "Once upon a time there was a little fox."
+N_CTX = 2048
+READY_S = 30.0
+SIDES = ("spare", "cold", "peer")
+
+PEER = """
+import sys
+from llama_cpp import Llama
+model = Llama(sys.argv[1], n_ctx=int(sys.argv[2]), n_threads=int(sys.argv[3]), verbose=False)
+answer = model.create_completion(sys.argv[4], max_tokens=1, temperature=0)
+print(answer["choices"][0]["text"] or ".", flush=True)
+"""
+
+
+@dataclass
+class Row:
+    model: str
+    what: str
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+
+    def median(self, side: str) -> float | None:
+        return statistics.median(self.seconds[side]) if self.seconds[side] else None
+
+
+class Server:
+    """Where at most one model is loaded."""
+
+    def __init__(self, server: chaos.Server, *, has_spare: bool) -> None:
+        self._server = server
+        self._has_spare = has_spare
+        self._client = httpx.Client(base_url=server.url, timeout=300)
+
+    def first_token_s(self, path: Path) -> float:
+        """Seconds from the request to the first piece of its answer. It is waited for a spare before."""
+        if self._has_spare:
+            self._wait_for_spare()
+        options = {"num_ctx": N_CTX, "num_predict": 1, "temperature": 0}
+        body = {"model": str(path), "prompt": PROMPT, "raw": True, "options": options}
+        begin = time.perf_counter()
+        with self._client.stream("POST", "/api/generate", json=body) as response:
+            parts = response.iter_bytes()
+            data = next(parts)
+            seconds = time.perf_counter() - begin
+            for _ in parts:
+                pass
+        if response.status_code != 200 or b'"response"' not in data:
+            sys.exit(f"{path} was not loaded: {data!r}")
+        return seconds
+
+    def unload(self) -> None:
+        for model in self._client.get("/api/ps").json()["models"]:
+            self._client.post("/api/generate", json={"model": model["name"], "keep_alive": 0})
+        while self._client.get("/api/ps").json()["models"]:
+            time.sleep(0.02)
+
+    def _wait_for_spare(self) -> None:
+        """Until there is one that no longer imports."""
+        deadline, before = time.monotonic() + READY_S, -1.0
+        while time.monotonic() < deadline:
+            time.sleep(0.3)
+            idle = [child for child in self._server.look() if self._is_idle_spare(child)]
+            used = sum(sum(child.cpu_times()[:2]) for child in idle)
+            if idle and used == before:
+                return
+            before = used
+        sys.exit("there is no spare runner")
+
+    @staticmethod
+    def _is_idle_spare(process: psutil.Process) -> bool:
+        """One that was used shows its spare name for ever, but is no longer without a model."""
+        try:
+            ports = [c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
+            return "--spare" in process.cmdline() and bool(ports) and _status(ports[0]) == "launched"
+        except psutil.NoSuchProcess:
+            return False
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _status(port: int) -> str:
+    try:
+        return str(httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).json()["status"])
+    except httpx.HTTPError:
+        return ""
+
+
+@contextmanager
+def serving(*, has_spare: bool) -> Iterator[Server]:
+    with contenders.scratch() as folder:
+        environment = {"OLLAMA_MAX_LOADED_MODELS": "1", "PUNA_WARM_SPARE": str(int(has_spare)), "OLLAMA_KEEP_ALIVE": "-1"}
+        with chaos.serving(folder, **environment) as process:
+            server = Server(process, has_spare=has_spare)
+            try:
+                yield server
+            finally:
+                server.close()
+
+
+@contextmanager
+def linked(files: dict[str, Path]) -> Iterator[dict[str, Path]]:
+    """Names that end in .gguf, as a caller on this machine may give them."""
+    with contenders.scratch() as folder:
+        links = {name: folder / f"{name}.gguf" for name in files}
+        for name, link in links.items():
+            link.symlink_to(files[name])
+        yield links
+
+
+def measure(files: dict[str, Path], runs: int) -> list[Row]:
+    loads = {name: Row(name, "load") for name in files}
+    names = list(files)
+    swaps = {name: Row(name, f"after {other}") for name, other in zip(names, names[::-1], strict=True) if name != other}
+    with ExitStack() as stack:
+        paths = stack.enter_context(linked(files))
+        servers = {side: stack.enter_context(serving(has_spare=side == "spare")) for side in ("spare", "cold")}
+        for path in files.values():
+            path.read_bytes()  # into the disk cache
+        for _ in range(runs):
+            for name, path in paths.items():
+                for side, server in servers.items():
+                    loads[name].seconds[side].append(server.first_token_s(path))
+                    server.unload()
+                command = [sys.executable, "-c", PEER, str(path), str(N_CTX), str(cpu.facts().threads), PROMPT]
+                loads[name].seconds["peer"].append(first_byte(command, dict(os.environ)))
+            for side, server in servers.items() if swaps else ():
+                server.first_token_s(paths[names[0]])
+                for name in (*names[1:], names[0]):
+                    swaps[name].seconds[side].append(server.first_token_s(paths[name]))
+                server.unload()
+    return [*loads.values(), *swaps.values()]
+
+
+def has_peer() -> bool:
+    return subprocess.run([sys.executable, "-c", "import llama_cpp"], capture_output=True, check=False).returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="of each side per row (default: %(default)s)")
+    parser.add_argument("--model", choices=("smollm2", "1b"), action="append", help="only this model; may be repeated")
+    parser.add_argument("--json", type=Path, help="write the times and the machine's facts to this file")
+    args = parser.parse_args()
+    if not has_peer():
+        sys.exit("the package llama_cpp cannot be imported, so there is nothing to compare with")
+    wanted = args.model or ["smollm2", "1b"]
+    files = {name: make() for name, make in (("smollm2", models.smollm2), ("1b", models.llama_1b)) if name in wanted}
+    rows = measure(files, args.runs)
+    table = Table(
+        "model",
+        "what",
+        "warm spare, s",
+        "cold process, s",
+        "llama-cpp-python, s",
+        "ratio",
+        title="First token; ratio: peer to spare",
+    )
+    for row in rows:
+        spare, cold, peer = (row.median(side) for side in SIDES)
+        ratio = f"{peer / spare:.2f}" if peer and spare else "–"
+        table.add_row(row.model, row.what, *(f"{s:.3f}" if s else "–" for s in (spare, cold, peer)), ratio)
+    console = Console(width=120)
+    console.print(table)
+    about = facts() | {"threads": cpu.facts().threads, "runs": args.runs, "n_ctx": N_CTX}
+    console.print(about, soft_wrap=True)
+    if args.json:
+        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
