@@ -32,6 +32,7 @@ ARCHITECTURES: dict[str, str] = {
     "granite": "puna.model.arch.granite:Granite",
     "granitemoe": "puna.model.arch.granite:Granite",
     "llama": "puna.model.arch.llama:Llama",
+    "llama4": "puna.model.arch.llama4:Llama4",
     "mamba2": "puna.model.arch.mamba2:Mamba2Model",
     "mistral3": "puna.model.arch.mistral3:Mistral3",
     "nemotron_h": "puna.model.arch.nemotron_h:NemotronH",

@@ -33,6 +33,7 @@ class Routing:
     gating: Gating = Gating.SOFTMAX
     is_normalised: bool = False  # the chosen ones' weights are divided by their sum
     scale: float = 1.0  # on the weights
+    ranks_scores: bool = False  # the choice is by the router's scores, which differ where sigmoids are alike
     weighs_inputs: bool = False  # the weights are on what goes into the experts, not on what comes out
     n_groups: int = 1  # experts stand in so many groups of equal size (DeepSeek-AI 2024),
     n_groups_used: int = 1  # of which only the best may be chosen from
@@ -137,7 +138,9 @@ def choose(ctx: Context, scores: Tensor, routing: Routing, selection_bias: Tenso
         probabilities = scores.sigmoid()
     else:
         probabilities = scores
-    ranking = probabilities if selection_bias is None else probabilities + selection_bias
+    ranking = scores if routing.ranks_scores else probabilities
+    if selection_bias is not None:
+        ranking = ranking + selection_bias
     if routing.n_groups_used < routing.n_groups:
         ranking = _within_best_groups(ranking, routing)
     experts = ranking.top_k(n_used)
