@@ -22,7 +22,7 @@ from rich.table import Table
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
 
-from bench import models
+from bench import models, slices
 from bench.facts import facts
 from puna.native.log import route_to_logging
 
@@ -88,6 +88,12 @@ CASES = [
     Case("8 sequences, depth 64", 8, 16, decode(64, 8)),
 ]
 
+# Of six layers of a large model, which take as long for a step as a whole small one.
+ARCH_CASES = [
+    Case("prefill 512", 512, 1, prefill(512)),
+    Case("decode at depth 512", 1, 16, decode(512)),
+]
+
 
 def race(case: Case, name: str, contenders: tuple[Engine, Engine], ids: list[int], turns: int) -> Row:
     times: tuple[list[float], list[float]] = ([], [])
@@ -104,11 +110,11 @@ def race(case: Case, name: str, contenders: tuple[Engine, Engine], ids: list[int
     return Row(name, case.what, case.tokens_per_step, puna, oracle, oracle / puna, min(times[1]) / min(times[0]))
 
 
-def run(name: str, path: Path, turns: int, n_threads: int) -> list[Row]:
+def run(name: str, path: Path, turns: int, n_threads: int, cases: list[Case]) -> list[Row]:
     limits: dict[str, Any] = {"n_ctx": 1024, "n_sequences": N_SEQUENCES, "n_threads": n_threads}
     with PunaEngine(path, **limits) as puna, Oracle(path, **limits) as oracle:
         ids = np.random.default_rng(0).integers(5, 300, 1024).tolist()
-        return [race(case, name, (puna, oracle), ids, turns if case.steps > 1 else turns * 2) for case in CASES]
+        return [race(case, name, (puna, oracle), ids, turns if case.steps > 1 else turns * 2) for case in cases]
 
 
 def main() -> None:
@@ -116,18 +122,24 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6, help="turns of each contender per row (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", choices=("smollm2", "1b"), action="append", help="only this model; may be repeated")
+    parser.add_argument(
+        "--arch", choices=("all", *slices.SLICES), action="append", help="six layers of a family; may be repeated"
+    )
     parser.add_argument("--json", type=Path, help="write the rows and the machine's facts to this file")
     args = parser.parse_args()
     route_to_logging()
     rows = []
-    wanted = args.model or ["smollm2", "1b"]
+    wanted = args.model or ([] if args.arch else ["smollm2", "1b"])
     for name, key, make in (
         ("SmolLM2-135M Q4_1", "smollm2", models.smollm2),
         ("Llama 1B shape, Q4_K_M", "1b", models.llama_1b),
     ):
         if key in wanted:
             print(f"{name} …", file=sys.stderr)
-            rows += run(name, make(), args.turns, args.threads)
+            rows += run(name, make(), args.turns, args.threads, CASES)
+    for name in slices.SLICES if "all" in (args.arch or ()) else args.arch or ():
+        print(f"{name} …", file=sys.stderr)
+        rows += run(f"{name}: {slices.SLICES[name].model}", slices.path_of(name), args.turns, args.threads, ARCH_CASES)
     table = Table(
         "model", "what", "puna tok/s", "libllama tok/s", "ratio", "ratio of the best", title="Puna's engine against libllama"
     )

@@ -66,7 +66,7 @@ def _writer() -> GGUFWriter:
         writer.add(f"llama.{key}", value)
     writer.add("llama.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add("llama.rope.freq_base", 500000.0)
-    _add_vocabulary(writer)
+    add_vocabulary(writer, N_VOCAB)
     random = np.random.default_rng(1)
 
     def matrix(name: str, n_in: int, n_out: int, kind: TensorType) -> None:
@@ -94,9 +94,9 @@ def _writer() -> GGUFWriter:
     return writer
 
 
-def _add_vocabulary(writer: GGUFWriter) -> None:
+def add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
     small = bpe_vocabulary()
-    fill = N_VOCAB - len(small.tokens)
+    fill = n_vocab - len(small.tokens)
     writer.add("tokenizer.ggml.model", small.model)
     writer.add("tokenizer.ggml.pre", small.pre)
     writer.add("tokenizer.ggml.tokens", [*small.tokens, *(f"fill{i}".encode() for i in range(fill))])

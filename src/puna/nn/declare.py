@@ -56,9 +56,33 @@ def bind(
     return found
 
 
+def axes(cls: type[Any], file: GGUFFile, counts: Mapping[str, int]) -> dict[str, list[str]]:
+    """What *cls* calls the axes of each tensor that it would take from the file; tensors without names are left out."""
+    binder = _Binder(_NoWeights(), file, counts, lambda _layer: {})
+    binder.group(cls, "", [], {})
+    return binder.axes
+
+
+class _NoWeights:
+    """In a backend's place, for binding that only looks."""
+
+    def tensor(self, name: str, use: Use) -> None:
+        return None
+
+    def joined(self, names: list[str]) -> None:
+        return None
+
+    def low_rank(self, name: str, use: Use) -> tuple[()]:
+        return ()
+
+
 class _Binder:
     def __init__(
-        self, backend: Backend, file: GGUFFile, counts: Mapping[str, int], layer_dims: Callable[[int], Mapping[str, int]]
+        self,
+        backend: Backend | _NoWeights,
+        file: GGUFFile,
+        counts: Mapping[str, int],
+        layer_dims: Callable[[int], Mapping[str, int]],
     ) -> None:
         self.backend = backend
         self.file = file
@@ -67,6 +91,7 @@ class _Binder:
         self.layer_dims = layer_dims
         self.joined: dict[str, Any] = {}  # parts of joined matrices, by the names of the tensors
         self.missing: list[str] = []
+        self.axes: dict[str, list[str]] = {}  # by tensor
 
     def group(self, cls: type[Any], prefix: str, axes: list[str], lengths: dict[str, int]) -> Any:
         hints = get_type_hints(cls)
@@ -121,6 +146,7 @@ class _Binder:
         if chosen is not None:
             own = meta["dims"] or axes[meta["skip"] :]
             if own:
+                self.axes[chosen] = own
                 self._check(chosen, own, lengths)
             if meta["use"] is Use.OPERAND and self.file.tensors[chosen].type is not TensorType.F32:
                 raise FileFormatError(f"{self.file.path}: tensor {chosen} is {self.file.tensors[chosen].type.name}, not F32")
