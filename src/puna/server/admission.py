@@ -63,12 +63,30 @@ class Admission:
                     must_be_full=others.may_go(),
                 )
                 try:
-                    return await self._fit_and_commit(runner, wanted.options, free, wish)
+                    return await self._in_the_largest_pool(runner, wanted.options, free, wish)
                 except OutOfMemory as error:
                     if not wish.must_be_full:
                         raise
                     log.info("%s; other models make room", error)
                 await self._make_room(others)
+
+    async def _in_the_largest_pool(self, runner: Runner, options: wire.LoadOptions, free: Free, wish: Wish) -> wire.LoadReply:
+        """With a context for each request that is computed at once; where nobody asked for that, they may share fewer."""
+        is_free_to_choose = self.settings.num_parallel == 0 and options.n_pool == 0
+        for n_contexts in _halves(options.n_parallel) if is_free_to_choose else ():
+            shares = n_contexts < options.n_parallel
+            pooled = msgspec.structs.replace(options, n_pool=options.n_ctx * n_contexts if shares else 0)
+            try:
+                reply = await self._fit_and_commit(runner, pooled, free, wish)
+            except OutOfMemory as error:
+                log.debug("with %d contexts: %s", n_contexts, error)
+                continue
+            if shares:
+                log.info("%d requests share a cache of %d contexts: more did not fit", options.n_parallel, n_contexts)
+            return reply
+        is_shared = is_free_to_choose and options.n_parallel > 1
+        smallest = msgspec.structs.replace(options, n_pool=options.n_ctx) if is_shared else options
+        return await self._fit_and_commit(runner, smallest, free, wish)
 
     async def _fit_and_commit(self, runner: Runner, options: wire.LoadOptions, free: Free, wish: Wish) -> wire.LoadReply:
         steps = negotiate(free, wish)
@@ -97,3 +115,8 @@ class Admission:
             if sum(gpu.free for gpu in self.machine.gpus or []) - before >= _RECOVERED_SHARE * freed:
                 return
             await asyncio.sleep(_RECOVERY_POLL_S)
+
+
+def _halves(n: int) -> list[int]:
+    """n, half of it, and so on down to 2; the last attempt, with 1, is the one whose failure is told."""
+    return [n >> i for i in range(n.bit_length() - 1)]

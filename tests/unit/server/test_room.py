@@ -262,6 +262,60 @@ def test_gpus_that_do_not_tell_are_reckoned_by_what_was_promised(wanted: WantedL
     play(scenario)
 
 
+def test_requests_share_fewer_contexts_before_anybody_leaves() -> None:
+    """Four are wanted, since four requests are computed at once; where nobody said so, they share what fits."""
+
+    async def scenario(world: World) -> None:
+        sized(world, 10, a=3, b=1)
+        world.per_context = {"b": 2 * GIB, "c": 4 * GIB, "d": 11 * GIB}
+        await world.touch(A)
+        await world.touch(B)
+        assert (world.closed, world.contexts["b"]) == ([], 2)
+        await world.touch(C)
+        assert (world.closed, world.contexts["c"]) == (["a"], 1)
+        with pytest.raises(OutOfMemory, match=r"\(11\.0 GiB\) than is available \(10\.0 GiB\)"):
+            await world.touch(D)
+
+    play(scenario)
+
+
+def test_a_number_of_parallel_requests_that_was_asked_for_is_kept() -> None:
+    async def scenario(world: World) -> None:
+        sized(world, 10, a=3)
+        world.per_context = {"b": 2 * GIB}
+        await world.touch(A)
+        await world.touch(B)
+        assert (world.closed, world.contexts["b"]) == (["a"], 4)
+
+    play(scenario, num_parallel=4)
+
+
+def test_memory_that_a_driver_gives_back_late_is_waited_for() -> None:
+    """Else the next model would be evicted, too, though enough has gone."""
+
+    async def scenario(world: World) -> None:
+        world.machine.devices = [gpu("CUDA0", 10 * GIB + DRIVER)]
+        world.needs = {"a": 4 * GIB, "b": 4 * GIB, "c": 4 * GIB}
+        world.n_layers = 4
+        await world.touch(A, keep_alive=50)
+        await world.touch(B, keep_alive=100)
+        honest, late = world.machine.taken, 3
+
+        def taken() -> dict[str, int]:
+            nonlocal late
+            if world.closed and late:
+                late -= 1
+                return {"CUDA0": 8 * GIB}
+            return honest()
+
+        world.machine.taken = taken
+        await world.touch(C)
+        assert (world.closed, late) == (["a"], 0)
+        assert world.layers["c"] == {"CUDA0": (0, 4)}
+
+    play(scenario)
+
+
 def test_random_loads_never_take_more_than_there_is() -> None:
     async def scenario(world: World) -> None:
         source = random.Random(11)

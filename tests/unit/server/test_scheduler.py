@@ -59,11 +59,13 @@ class StubRunner(Runner):
         return 0x7FFFFFFF  # nobody
 
     async def try_load(self, request: wire.LoadRequest, stall_timeout_s: float) -> wire.LoadReply:
-        parts = request.options.gpu_layers
-        memory = self.world.memory(self.path.name, parts)
+        parts, options = request.options.gpu_layers, request.options
+        n_contexts = (options.n_pool or options.n_ctx * options.n_parallel) // options.n_ctx
+        memory = self.world.memory(self.path.name, parts, n_contexts)
         if request.operation == "commit":
             self.memory = memory
             self.world.loads.append((self.path.name, request.options.n_ctx))
+            self.world.contexts[self.path.name] = n_contexts
             self.world.layers[self.path.name] = {part.device: (part.begin, part.end) for part in parts}
         return wire.LoadReply(success=True, n_ctx=request.options.n_ctx, memory=memory)
 
@@ -91,6 +93,8 @@ class World:
     errors: dict[str, PunaError] = field(default_factory=dict)
     needs: dict[str, int] = field(default_factory=dict)  # bytes by model
     n_layers: int = 2  # of every model, the output included
+    per_context: dict[str, int] = field(default_factory=dict)  # further bytes by model, for each context of its cache
+    contexts: dict[str, int] = field(default_factory=dict)  # by model, as committed
     layers: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # by model and GPU, as committed
     machine: FakeMachine = field(default_factory=FakeMachine)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -106,8 +110,9 @@ class World:
         self.runners.append(StubRunner(self, path))
         return self.runners[-1]
 
-    def memory(self, model: str, parts: list[wire.DeviceLayers]) -> wire.MemoryReport:
-        n, size = self.n_layers, self.needs.get(model, 0) // self.n_layers
+    def memory(self, model: str, parts: list[wire.DeviceLayers], n_contexts: int) -> wire.MemoryReport:
+        total = self.needs.get(model, 0) + self.per_context.get(model, 0) * n_contexts
+        n, size = self.n_layers, total // self.n_layers
         weights = {part.device: [size if part.begin <= i < part.end else 0 for i in range(n)] for part in parts}
         on_cpu = [size - sum(column) for column in zip(*weights.values(), strict=True)] if weights else [size] * n
         devices = [wire.DeviceMemory(device=d, weights=w, cache=[0] * n, graph=0, is_gpu=True) for d, w in weights.items()]
