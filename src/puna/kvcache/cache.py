@@ -119,6 +119,15 @@ class CheckpointCache(Protocol):
         """The furthest position up to this one that can be resumed at: all of it, a checkpoint, or 0. Changes nothing."""
 
 
+@runtime_checkable
+class StepEndCache(Protocol):
+    """A cache in which a sequence can resume only where a step ended."""
+
+    @property
+    def prompt_tail(self) -> int:
+        """A step should end so many tokens before the end of a prompt; 0: it does not matter where."""
+
+
 class CachePart(Cache, CheckpointCache, Protocol):
     """A cache that can stand beside others, each for some layers: it tells before whether an operation would succeed."""
 

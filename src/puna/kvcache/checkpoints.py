@@ -6,7 +6,7 @@ slot is just not given back. Sequences share slots. Slot 0 holds the state befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,11 @@ START = 0  # the slot of the state before any token
 
 # States of fewer tokens than this, or than this after the last checkpoint, are not worth a slot.
 MIN_TOKENS = 16
+
+# A step should end so many tokens before the end of a prompt. The next turn of a conversation often departs just there:
+# what begins the answer in the prompt, a thought for example, is not repeated in later prompts. So does the same prompt
+# once more, of which at least one token is computed again.
+PROMPT_TAIL = 8
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,9 @@ class Checkpoints:
     """Of each sequence the newest state, the one before it, and up to n_kept older ones.
 
     The one before makes the newest step undone: it may have been aborted. An older state is kept where it is *interval*
-    tokens after the last that was kept, and where the end of a prompt seems to be. There is room for all newest and
-    previous states, and for n_shared more; where that is too little, a sequence that holds much gives up its oldest.
+    tokens after the last that was kept, near what seems the end of a prompt, and where another sequence took it. There is
+    room for all newest and previous states, and for n_shared more; where that is too little, a sequence that holds much
+    gives up its oldest.
     """
 
     def __init__(self, max_sequences: int, n_kept: int, interval: int, n_shared: int | None = None) -> None:
@@ -71,16 +77,15 @@ class Checkpoints:
         """The state before the newest becomes a checkpoint, or goes."""
         states = self.states[sequence]
         candidate, newest = states[-2:]
-        if candidate.is_checkpoint:
-            return
         distance = candidate.length - (states[-3].length if len(states) > 2 else 0)
-        ended_prompt = candidate.n_rows > 1 and newest.n_rows == 1
-        if distance >= MIN_TOKENS and (distance >= self._interval or ended_prompt) and self._n_kept:
-            states[-2] = State(candidate.length, candidate.slot, candidate.n_rows, is_checkpoint=True)
-            if len(states) > self._n_kept + 1:
-                self._release(states.pop(0))
-        else:
+        ends_prompt = newest.n_rows <= PROMPT_TAIL and candidate.n_rows > newest.n_rows
+        is_worth_it = distance >= MIN_TOKENS and (distance >= self._interval or ends_prompt)
+        if not (self._n_kept and (candidate.is_checkpoint or is_worth_it)):
             self._release(states.pop(-2))
+            return
+        states[-2] = replace(candidate, is_checkpoint=True)
+        if len(states) > self._n_kept + 1:
+            self._release(states.pop(0))
 
     def _give_up_one(self) -> None:
         """Release a state that only makes some prompt shorter: of who holds most of them, and unused for longest."""
@@ -106,7 +111,11 @@ class Checkpoints:
     def share(self, source: int, target: int, length: int) -> None:
         """The target, which must be empty, gets the source's states after up to *length* tokens."""
         assert not self.states[target]
-        self.states[target] = [s for s in self.states[source] if s.length <= length]
+        held = self.states[source]
+        shared = sum(s.length <= length for s in held)
+        if shared and held[shared - 1].length >= MIN_TOKENS:
+            held[shared - 1] = replace(held[shared - 1], is_checkpoint=True)
+        self.states[target] = held[:shared]
         for state in self.states[target]:
             self._n_users[state.slot] += 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from puna.kvcache.batch import Batch
-from puna.kvcache.cache import Attended, CachePart
+from puna.kvcache.cache import Attended, CachePart, StepEndCache
 from puna.kvcache.recurrent import StateCache, StateGroup
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
@@ -49,6 +49,10 @@ class LayeredCache:
         return self._recurrent.states(ctx)
 
     # For the runner.
+
+    @property
+    def prompt_tail(self) -> int:
+        return self._recurrent.prompt_tail if isinstance(self._recurrent, StepEndCache) else 0
 
     @property
     def n_free(self) -> int:

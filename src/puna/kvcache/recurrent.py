@@ -15,7 +15,7 @@ import numpy as np
 
 from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import Attended, Limits, NotSupported
-from puna.kvcache.checkpoints import START, Checkpoints
+from puna.kvcache.checkpoints import PROMPT_TAIL, START, Checkpoints
 from puna.ml.backend import Backend, Context, row_bytes
 from puna.ml.tensor import DType, Tensor
 
@@ -113,6 +113,8 @@ class RecurrentCache:
         raise AssertionError(f"layer {self._layer} is recurrent: it has states, no keys")
 
     # For the runner.
+
+    prompt_tail = PROMPT_TAIL
 
     @property
     def n_free(self) -> int:

@@ -19,6 +19,7 @@ class Progress:
 
     n_computed: int
     n_wanted: int
+    n_stop: int = 0  # a step should not go beyond so many tokens; 0: it may
 
     @property
     def n_behind(self) -> int:
@@ -43,5 +44,7 @@ def schedule(requests: Sequence[Progress], n_batch: int) -> list[int]:
     for i, request in enumerate(requests):
         if request.n_behind > 1 and left:
             counts[i] = min(request.n_behind, left)
+            if request.n_stop > request.n_computed:
+                counts[i] = min(counts[i], request.n_stop - request.n_computed)
             left -= counts[i]
     return counts

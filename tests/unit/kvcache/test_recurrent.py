@@ -142,6 +142,25 @@ def test_the_end_of_a_prompt_is_kept() -> None:
     assert peek(cache, 0) == (70, 70)
 
 
+def test_shortly_before_the_end_of_a_prompt_is_kept_instead_of_the_end() -> None:
+    cache = make(interval=1000)
+    grown(cache, [40, 62, 70, 71, 72, 73])
+    assert [resume_point(cache, 0, n) for n in (61, 62, 69, 71, 72)] == [0, 62, 62, 62, 72]
+    cache.remove(0, 62)
+    assert peek(cache, 0) == (62, 62)
+
+
+def test_what_another_sequence_took_is_kept_for_the_next() -> None:
+    cache = make(interval=1000)
+    grown(cache, [40])
+    cache.copy_prefix(0, 1, 40)
+    for _ in range(3):
+        step(cache, [(0, 30), (1, 30)])
+    assert [resume_point(cache, s, 50) for s in (0, 1)] == [40, 40]
+    cache.copy_prefix(1, 2, 50)
+    assert peek(cache, 2) == (40, 40)
+
+
 def test_short_beginnings_are_not_kept() -> None:
     cache = make(interval=1)
     grown(cache, [10, 12, 14, 15])

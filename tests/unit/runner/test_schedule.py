@@ -22,6 +22,12 @@ def test_prompts_are_served_in_order_of_arrival() -> None:
     assert schedule(behind(300, 300, 10), 512) == [300, 212, 0]
 
 
+def test_a_step_ends_where_a_request_wants_it_to_and_others_get_the_rest() -> None:
+    requests = [Progress(100, 400, n_stop=250), Progress(0, 1000), Progress(0, 10, n_stop=30)]
+    assert schedule(requests, 512) == [150, 362, 0]
+    assert schedule([Progress(250, 400, n_stop=250)], 512) == [150]
+
+
 def test_more_decoders_than_rows() -> None:
     assert schedule(behind(1, 1, 1), 2) == [1, 1, 0]
 

@@ -1,0 +1,25 @@
+"""Where steps over a prompt should end, for caches that can resume a sequence only where a step ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from puna.runner.admission import LOOKAHEAD
+from puna.runner.request import Request
+from puna.runner.schedule import Progress
+from puna.runner.slots import MIN_COPY_GAIN, common_prefix
+
+
+def stopping(request: Request, waiting: Sequence[list[int]], prompt_tail: int) -> Progress:
+    """The request's progress, with a stop where others that wait depart from its prompt, or *prompt_tail* before its end.
+
+    Others wait for what they have in common with it (puna.runner.admission), and copy it when the step has ended there.
+    """
+    if request.n_computed >= request.n_prompt:
+        return request.progress
+    common = (common_prefix(other, request.tokens, min(len(other) - 1, request.n_prompt)) for other in waiting[:LOOKAHEAD])
+    stops = [*common, request.n_prompt - prompt_tail]
+    # A step costs time, so it should spare at least as many tokens as a copy does.
+    n_stop = min((n for n in stops if n >= request.n_computed + MIN_COPY_GAIN), default=0)
+    return replace(request.progress, n_stop=n_stop)
