@@ -12,7 +12,7 @@ import pytest
 from puna import host
 from puna.compat.model import LlamaModel, Options
 from puna.compat.sizes import memory_report, read_sizes
-from puna.errors import BadRequest, LoadError, MissingTensors, OutOfMemory, PunaError, UnsupportedModel
+from puna.errors import BadRequest, FileFormatError, LoadError, MissingTensors, OutOfMemory, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.gguf.writer import GGUFWriter
@@ -90,8 +90,15 @@ def test_what_puna_misses_in_a_file_libllama_may_not(tmp_path: Path, monkeypatch
 def test_a_tensor_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "narrow.gguf", n_layers=1)
     path.write_bytes(path.read_bytes().replace(b"ffn_gate.weight", b"ffn_xate.weight").replace(b"ffn_down", b"ffn_gate"))
-    with pytest.raises(PunaError, match=r"blk\.0\.ffn_gate\.weight.*wrong shape"):
+    with pytest.raises(FileFormatError, match=r"blk\.0\.ffn_gate\.weight.* has wrong shape; expected 256, 512, got 512, 256"):
         Engine(path, new_engine=False).load(LoadRequest())
+
+
+def test_a_key_that_is_missing_is_named(gpt2: Path, tmp_path: Path) -> None:
+    path = tmp_path / "headless.gguf"
+    path.write_bytes(gpt2.read_bytes().replace(b"gpt2.attention.layer_norm_epsilon", b"gpt2.attention.layer_norm_epsilom"))
+    with pytest.raises(FileFormatError, match=r"key not found in model: gpt2\.attention\.layer_norm_epsilon"):
+        Engine(path).load(LoadRequest())
 
 
 def test_a_cache_type_that_the_heads_do_not_fit_is_a_bad_request(tmp_path: Path) -> None:

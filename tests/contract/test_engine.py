@@ -34,17 +34,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("tiny") / "model.gguf", seed=3, n_layers=2)
 
 
-def started(path: Path, **options: Any) -> Engine:
-    engine = Engine(path)
+def started(path: Path, new_engine: bool | None = None, **options: Any) -> Engine:
+    engine = Engine(path, new_engine)
     reply = engine.load(LoadRequest(options=LoadOptions(**{"n_ctx": 256, "n_parallel": 4, "n_threads": 1, **options})))
     assert reply.success
     wait_for(lambda: engine.health().status == "ready")
     return engine
 
 
-@pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[Engine]:
-    engine = started(model)
+@pytest.fixture(scope="module", params=[True, False], ids=["puna", "libllama"])
+def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Engine]:
+    engine = started(model, request.param)
     yield engine
     engine.close()
 
@@ -306,10 +306,11 @@ def test_a_fault_in_the_engine_s_own_books_fails_requests_and_not_the_engine(
         engine.close()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(model: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "new_engine"), [*((seed, True) for seed in range(6)), (6, False), (7, False), (8, False)])
+def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(model: Path, seed: int, new_engine: bool) -> None:
     chance = random.Random(seed)
-    engine = started(model, n_ctx=128, n_parallel=3, n_pool=chance.choice([128, 200, 384]), n_batch=chance.choice([8, 64]))
+    limits = {"n_ctx": 128, "n_parallel": 3, "n_pool": chance.choice([128, 200, 384]), "n_batch": chance.choice([8, 64])}
+    engine = started(model, new_engine, **limits)
     answers: list[Answer] = []
     try:
         for _ in range(60):

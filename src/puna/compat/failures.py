@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 
 from puna.engines import WHERE_LISTED
-from puna.errors import BadRequest, LoadError, MissingTensors, OutOfMemory, PunaError, UnsupportedModel
+from puna.errors import BadRequest, FileFormatError, LoadError, MissingTensors, OutOfMemory, PunaError, UnsupportedModel
 from puna.native.log import Line
 
 _UNKNOWN = re.compile(r"unknown model architecture: '(.*)'")
 _MISSING = re.compile(r"missing tensor '(?P<a>.*)'|tensor '(?P<b>.*)' not found")
 _MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|failed to reserve|bad_alloc", re.IGNORECASE)
+_MALFORMED = re.compile(r"tensor '.*' has wrong shape.*|key not found in model: .*|wrong number of tensors.*")
 _CACHE_TYPE = re.compile(r"([KV] cache type .* does not divide .*)")
 _PREFIX = re.compile(r"^\w+: (error loading model: )?")
 
@@ -27,6 +28,8 @@ def why(path: str, lines: Sequence[Line]) -> PunaError:
         return UnsupportedModel(f"{path}: no engine runs the architecture {found[1]!r}, libllama neither; {WHERE_LISTED}")
     if found := _MISSING.search(text):
         return MissingTensors([found["a"] or found["b"]])
+    if found := _MALFORMED.search(text):
+        return FileFormatError(f"{path}: {re.sub(' +', ' ', found[0])}")
     if found := _CACHE_TYPE.search(text):
         return BadRequest(f"{path}: {found[1]}")
     if _MEMORY.search(text):
