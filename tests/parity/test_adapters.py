@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import ValueType
+from puna.store.create import Recipe
+from puna.store.store import Store
 from tests.compat_engine import CompatEngine
+from tests.hf import Definition, hf_config, hf_tensors, write_safetensors
 from tests.lora import write_lora
 from tests.models.table import ROWS
 from tests.oracle import Oracle
@@ -208,3 +212,44 @@ def test_what_memory_the_adapters_take_is_reported(tmp_path: Path) -> None:
             for m in (with_adapter.backend.memory(), plain.backend.memory())
         ]
         assert n_bytes <= parts[0] - parts[1] <= n_bytes + 64 * len(LAYERS + TABLE) * 2
+
+
+def write_peft(folder: Path, model: Path, **config: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """An adapter of every matrix in the PEFT library's form; returns what it adds to each of a checkpoint's tensors."""
+    random = np.random.default_rng(4)
+    rank, alpha = 4, 8
+    scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    stored, added = {}, {}
+    for name, weight in hf_tensors(model).items():
+        if weight.ndim != 2:
+            continue
+        down = 0.15 * random.standard_normal((rank, weight.shape[1])).astype(np.float32)
+        up = 0.15 * random.standard_normal((weight.shape[0], rank)).astype(np.float32)
+        added[name] = scale * up @ down
+        inner = f"base_model.model.{name.removesuffix('.weight')}"
+        if "embed_tokens" in name:  # the rows are looked up, so the first matrix is the table's
+            stored |= {f"{inner}.lora_embedding_A": up.T.copy(), f"{inner}.lora_embedding_B": down.T.copy()}
+        else:
+            stored |= {f"{inner}.lora_A.weight": down, f"{inner}.lora_B.weight": up}
+    folder.mkdir()
+    write_safetensors(folder / "adapter_model.safetensors", stored)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": alpha, **config}))
+    return added
+
+
+@pytest.mark.parametrize("config", [{}, {"use_rslora": True}], ids=["plain", "rank-stabilised"])
+def test_an_adapter_in_safetensors_adds_what_it_says(config: dict[str, Any], tmp_path: Path) -> None:
+    """The checkpoint with the products added to its matrices, computed from its definition."""
+    source = write_llama(tmp_path / "m.gguf", seed=7)
+    added = write_peft(tmp_path / "peft", source, **config)
+    tensors = {name: values + added.get(name, 0.0) for name, values in hf_tensors(source).items()}
+    ids = tokens(60, 1, 300)
+    expected = Definition(tensors, hf_config(source)).logits(ids)
+    store = Store(tmp_path / "models")
+    store.create("base", Recipe(files={"m.gguf": store.blobs.import_file(source).digest}))
+    files = {path.name: store.blobs.import_file(path).digest for path in (tmp_path / "peft").iterdir()}
+    model = store.create("changed", Recipe(base="base", adapters=files))
+    for engine in (PunaEngine, Oracle):
+        with engine(model.model_path, n_ctx=128, adapters=model.adapter_paths) as opened:
+            found = opened.decode(ids, range(60), [0] * 60, range(60))
+            assert ((found - expected) ** 2).sum() <= 1e-3 * (expected**2).sum()

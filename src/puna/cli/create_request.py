@@ -19,7 +19,15 @@ from puna.store.modelfile import Modelfile
 
 DEFAULT_FILE = "Modelfile"
 _CHUNK_BYTES = 1 << 20
-_WEIGHTS = ("model*.safetensors", "consolidated*.safetensors", "pytorch_model*.bin", "consolidated*.pth", "*.gguf", "*.bin")
+_WEIGHTS = (
+    "model*.safetensors",
+    "adapter_model*.safetensors",
+    "consolidated*.safetensors",
+    "pytorch_model*.bin",
+    "consolidated*.pth",
+    "*.gguf",
+    "*.bin",
+)
 _COMPANIONS = ("*.json", "*/*.json", "tokenizer.model", "vocab.txt", "chat_template.jinja")
 
 Files = dict[str, Path]  # by the name the server shall know
@@ -56,7 +64,7 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
         path = _existing(value, folder)
         if path is None:
             raise NotFound(f"ADAPTER {value}: no such file")
-        adapters |= {_unused(name, adapters): found for name, found in _files_at(path).items()}
+        adapters |= _beside(_files_at(path), adapters)
     fields: dict[str, Any] = {
         "from": names[-1] if names else "",
         "template": parsed.last("template"),
@@ -72,9 +80,9 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
     return request, files, adapters
 
 
-def _unused(name: str, files: Files) -> str:
-    """A name for one more file, also where files of the same name come from several folders."""
-    return name if name not in files else f"{len(files)}/{name}"
+def _beside(files: Files, others: Files) -> Files:
+    """Files that come together, in a folder of their own where others have come already."""
+    return {f"{len(others)}/{name}": path for name, path in files.items()} if others else files
 
 
 def upload(client: Client, paths: Files, shown: Display) -> dict[str, str]:

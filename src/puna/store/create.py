@@ -24,7 +24,7 @@ from puna.store.model import StoredModel
 from puna.store.modelfile import ROLES, SEMVER
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
-from puna.store.weights import check_adapter, convert_checkpoint, quantise_blob
+from puna.store.weights import check_adapter, convert_adapter, convert_checkpoint, quantise_blob
 
 if TYPE_CHECKING:
     from puna.store.store import Store
@@ -97,8 +97,7 @@ def create(store: Store, name: Name, recipe: Recipe, report: Report) -> StoredMo
         draft.add_files({path: parse_digest(digest) for path, digest in (recipe.files or {}).items()})
     if recipe.quantize:
         draft.quantise(kind_named(recipe.quantize))
-    for path, digest in recipe.adapters.items():
-        draft.add_adapter(path, parse_digest(digest))
+    draft.add_adapters({path: parse_digest(digest) for path, digest in recipe.adapters.items()})
     draft.add_texts(recipe)
     return draft.write(name, recipe)
 
@@ -172,13 +171,25 @@ class _Draft:
         elif details.kind == "projector" and self.config.model_families is None:
             self.config = msgspec.structs.replace(self.config, model_families=[details.architecture])
 
-    def add_adapter(self, path: str, digest: str) -> None:
-        details = self._details(path, digest)
-        if details.kind != "adapter":
-            raise BadRequest(f"{path} is a GGUF file, but not of an adapter")
-        for layer, _ in self.layers:
-            if layer.kind == "model":
-                check_adapter(path, self.store.blobs.path(digest), self.store.blobs.path(layer.digest))
+    def add_adapters(self, digests: Mapping[str, str]) -> None:
+        """The adapters' files by name: GGUF files, or safetensors with what lies in the same folder."""
+        model = next((self.store.blobs.path(layer.digest) for layer, _ in self.layers if layer.kind == "model"), None)
+        if model is None:
+            return  # whether there is a model is checked in the end
+        folders = {PurePosixPath(path).parent for path in digests if path.lower().endswith(".safetensors")}
+        for folder in dict.fromkeys(PurePosixPath(path).parent for path in digests):
+            inside = {PurePosixPath(path).name: digests[path] for path in digests if PurePosixPath(path).parent == folder}
+            if folder in folders:
+                files = {name: self._uploaded(digest) for name, digest in inside.items()}
+                self._append("adapter", convert_adapter(self.store, files, model, self.report))
+                continue
+            for name, digest in inside.items():
+                self._add_adapter(name, digest, model)
+
+    def _add_adapter(self, name: str, digest: str, model: Path) -> None:
+        if self._details(name, digest).kind != "adapter":
+            raise BadRequest(f"{name} is a GGUF file, but not of an adapter")
+        check_adapter(name, self.store.blobs.path(digest), model)
         self._add_blob("adapter", digest)
 
     def add_texts(self, recipe: Recipe) -> None:
@@ -216,8 +227,6 @@ class _Draft:
         return created
 
     def _details(self, path: str, digest: str) -> FileDetails:
-        if path.lower().endswith(".safetensors"):
-            raise UnsupportedModel("adapters in safetensors files are not supported yet; convert the adapter to GGUF first")
         blob = self._uploaded(digest)
         if _begins(blob) != GGUF_MAGIC:
             raise BadRequest("supplied file was not in GGUF format" if path.lower().endswith(".gguf") else "unknown type")

@@ -38,6 +38,22 @@ def convert_checkpoint(store: Store, files: Mapping[str, Path], report: Report) 
         return _add(store, target, report)
 
 
+def convert_adapter(store: Store, files: Mapping[str, Path], model: Path, report: Report) -> Blob:
+    """A GGUF file from an adapter's files by their names, for the model in the file *model*.
+
+    Errors: FileFormatError naming file and tensor; UnsupportedModel.
+    """
+    from puna.gguf.convert import adapter
+    from puna.gguf.convert.checkpoint import Checkpoint
+
+    report(Progress("converting adapter"))
+    with scratch(store.root, "convert-") as folder, GGUFFile.open(model) as base:
+        target = folder / "adapter.gguf"
+        adapter.convert(Checkpoint(files), base, target)
+        check_adapter(next(name for name in files if name.lower().endswith(".safetensors")), target, model)
+        return store.blobs.import_file(target, link=True)
+
+
 def quantise_blob(store: Store, digest: str, kind: str, report: Report) -> Blob | None:
     """A model's file in another kind; None when it is of that kind already.
 
@@ -61,7 +77,7 @@ def quantise_blob(store: Store, digest: str, kind: str, report: Report) -> Blob 
 
 
 def check_adapter(name: str, path: Path, model: Path) -> None:
-    """Errors: FileFormatError naming what of an adapter does not fit the model."""
+    """Errors: FileFormatError naming what of an adapter does not fit the model; *name* stands for its path."""
     with GGUFFile.open(path) as adapter, GGUFFile.open(model) as base:
         try:
             read_lora(adapter, base)

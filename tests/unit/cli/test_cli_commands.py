@@ -301,6 +301,19 @@ def test_create_without_a_modelfile_takes_the_folder(puna: Cli, fake: FakeServer
     assert sorted(fake.bodies("/api/create")[0]["files"]) == ["config.json", "model-1.safetensors", "model-2.safetensors"]
 
 
+def test_create_sends_every_adapter_also_those_of_the_same_name(puna: Cli, fake: FakeServer, tmp_path: Path) -> None:
+    for folder in ("one", "two", "three"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "adapter_model.safetensors").write_bytes(folder.encode())
+        (tmp_path / folder / "adapter_config.json").write_text(folder)
+    (tmp_path / "lora.gguf").write_bytes(b"GGUF")
+    modelfile = "FROM echo\nADAPTER ./one\nADAPTER ./lora.gguf\nADAPTER ./two\n"
+    assert puna("create", "mine", "-f", "-", stdin=modelfile).returncode == 0
+    files = [*fake.bodies("/api/create")[0]["adapters"]]
+    pair = ["adapter_model.safetensors", "adapter_config.json"]
+    assert files == [*pair, "2/lora.gguf", *(f"3/{name}" for name in pair)]
+
+
 def test_create_follows_no_link_out_of_the_folder(puna: Cli, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"x")
     (tmp_path / "model").mkdir()

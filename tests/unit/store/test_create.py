@@ -144,7 +144,7 @@ def test_info_overrides(store: Store, base: str) -> None:
         ({"files": {"x.gguf": ZEROS}}, BadRequest, "not found, upload it first"),
         ({"files": {"x.safetensors": ZEROS}}, BadRequest, "not found, upload it first"),
         ({"base": "base", "adapters": {"a.gguf": ZEROS}}, BadRequest, "not found, upload it first"),
-        ({"base": "base", "adapters": {"a.safetensors": ZEROS}}, UnsupportedModel, "convert the adapter to GGUF first"),
+        ({"base": "base", "adapters": {"a.safetensors": ZEROS}}, BadRequest, "not found, upload it first"),
         (
             {"base": "base", "quantize": "q9"},
             PunaError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert import vocabulary
 from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, Tensors, ignore
-from puna.gguf.convert.output import Output, Rows, file_type
+from puna.gguf.convert.output import Output, Rows, file_type, unchanged
 from puna.gguf.types import ValueType
 from puna.gguf.writer import GGUFWriter
 
@@ -26,6 +27,17 @@ MAX_LAYERS = 1024
 MAX_HEADS = 1 << 16
 MAX_TOKENS = 1 << 22
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+MATRICES = {  # of a layer: name in GGUF, name in the checkpoint
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -131,7 +143,7 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
         words.add_to(writer)
         output = Output(writer, tensors)
         for name, (source, shape, n_heads) in _layout(family, config, n_tokens, tensors).items():
-            output.add(name, source, shape, _interleaved(n_heads) if n_heads else _same)
+            output.add(name, source, shape, partial(interleaved, n_heads) if n_heads else unchanged)
         factors = _frequency_factors(config)
         if factors is not None:
             writer.add_tensor("rope_freqs.weight", factors)
@@ -229,17 +241,9 @@ def _positive(options: Mapping[str, Any], name: str) -> float:
     return value
 
 
-def _same(rows: Rows) -> Rows:
-    return rows
-
-
-def _interleaved(n_heads: int) -> Any:
+def interleaved(n_heads: int, rows: Rows) -> Rows:
     """The rows of each head so that those which are rotated together stand beside each other."""
-
-    def rearrange(rows: Rows) -> Rows:
-        return rows.reshape(n_heads, 2, rows.shape[0] // n_heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-    return rearrange
+    return rows.reshape(n_heads, 2, rows.shape[0] // n_heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 _Place = tuple[str, tuple[int, ...], int]  # tensor of the checkpoint, its shape, heads whose rows change their order
@@ -260,13 +264,13 @@ def _layout(family: Family, config: Config, n_tokens: int, tensors: Tensors) -> 
     if not config.tie_word_embeddings:
         places["output.weight"] = (_HEAD, (n_tokens, width), 0)
     matrices = {
-        "attn_q": ("self_attn.q_proj", q_width, width, turned[0]),
-        "attn_k": ("self_attn.k_proj", kv_width, width, turned[1]),
-        "attn_v": ("self_attn.v_proj", kv_width, width, 0),
-        "attn_output": ("self_attn.o_proj", width, q_width, 0),
-        "ffn_gate": ("mlp.gate_proj", inner, width, 0),
-        "ffn_up": ("mlp.up_proj", inner, width, 0),
-        "ffn_down": ("mlp.down_proj", width, inner, 0),
+        "attn_q": (q_width, width, turned[0]),
+        "attn_k": (kv_width, width, turned[1]),
+        "attn_v": (kv_width, width, 0),
+        "attn_output": (width, q_width, 0),
+        "ffn_gate": (inner, width, 0),
+        "ffn_up": (inner, width, 0),
+        "ffn_down": (width, inner, 0),
     }
     vectors = {"attn_norm": ("input_layernorm", width), "ffn_norm": ("post_attention_layernorm", width)}
     if family.normalises_heads:
@@ -276,9 +280,9 @@ def _layout(family: Family, config: Config, n_tokens: int, tensors: Tensors) -> 
         }
     for i in range(config.num_hidden_layers):
         layer = f"model.layers.{i}"
-        for ours, (theirs, n_out, n_in, n_heads) in matrices.items():
-            places[f"blk.{i}.{ours}.weight"] = (f"{layer}.{theirs}.weight", (n_out, n_in), n_heads)
-            bias = f"{layer}.{theirs}.bias"
+        for ours, (n_out, n_in, n_heads) in matrices.items():
+            places[f"blk.{i}.{ours}.weight"] = (f"{layer}.{MATRICES[ours]}.weight", (n_out, n_in), n_heads)
+            bias = f"{layer}.{MATRICES[ours]}.bias"
             if bias in tensors or (family.needs_biases and ours in ("attn_q", "attn_k", "attn_v")):
                 places[f"blk.{i}.{ours}.bias"] = (bias, (n_out,), n_heads)
         for ours, (theirs, length) in vectors.items():
