@@ -219,7 +219,8 @@ def write_peft(folder: Path, model: Path, **config: Any) -> dict[str, np.ndarray
     random = np.random.default_rng(4)
     rank, alpha = 4, 8
     scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
-    stored, added = {}, {}
+    stored: dict[str, np.ndarray[Any, Any]] = {}
+    added: dict[str, np.ndarray[Any, Any]] = {}
     for name, weight in hf_tensors(model).items():
         if weight.ndim != 2:
             continue

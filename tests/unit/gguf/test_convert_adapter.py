@@ -79,7 +79,7 @@ def test_tensors_that_do_not_fit(tensors: dict[str, npt.NDArray[Any]], says: str
 
 def test_models_whose_names_are_not_known(tmp_path: Path) -> None:
     model = ROWS["starcoder2"].write(tmp_path / "s.gguf")
-    with pytest.raises(UnsupportedModel, match="for llama, .*, not for 'starcoder2'"):
+    with pytest.raises(UnsupportedModel, match=r"for llama, .*, not for 'starcoder2'"):
         converted(tmp_path / "a", pair(), model=model)
 
 
