@@ -50,8 +50,9 @@ class Store:
         Errors: NotFound with the name as typed; InvalidName; FileFormatError when the manifest or a layer is damaged.
         """
         model = self._open(self._read(text, f"model '{text}' not found"))
-        if model.weights_path is not None and not model.weights_path.is_file():
-            raise NotFound(f"model '{text}' not found: its weights are missing from the store, pull it again")
+        for what, paths in (("weights", [model.weights_path]), ("adapters", model.adapter_paths)):
+            if any(path is not None and not path.is_file() for path in paths):
+                raise NotFound(f"model '{text}' not found: its {what} are missing from the store, pull it again")
         return model
 
     def find(self, text: str) -> Name | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from puna.errors import BadRequest, FileFormatError, InvalidName, PunaError, SourceError, UnsupportedModel
+from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, PunaError, SourceError, UnsupportedModel
 from puna.store import modelfile
 from puna.store.create import Recipe
 from puna.store.progress import Progress
@@ -104,6 +104,9 @@ def test_projectors_and_adapters(store: Store, tmp_path: Path, model_digest: str
     assert len(store.create("n", Recipe(base="m", adapters={"b.gguf": adapter})).adapter_paths) == 1
     two = store.create("two", Recipe(base="m", adapters={"a.gguf": other, "b.gguf": adapter}))
     assert two.adapter_paths == (store.blobs.path(other), store.blobs.path(adapter))
+    store.blobs.remove(other)
+    with pytest.raises(NotFound, match="its adapters are missing from the store"):
+        store.get("two")
     foreign = store.blobs.import_file(
         write_lora(
             tmp_path / "f.gguf", store.blobs.path(model_digest), ["token_embd.weight"], keys={"general.architecture": "gemma2"}
