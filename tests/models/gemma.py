@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.models.dialect import Translation
 from tests.models.prenorm import WIDE_HEADS, write_prenorm
 from tests.models.row import Row
 from tests.tiny import write_gemma3
@@ -68,4 +69,39 @@ EMBEDDING_GEMMA = Row(
         "q8_0": {"dtype": "q8_0"},
         "pattern-2": {"pattern": 2, "n_layers": 4},
     },
+)
+
+
+def write_gemma3_as_ancestor(path: Path, **options: Any) -> Path:
+    file = Translation(write_gemma3(path, **options))
+    file.values["rope.local.freq_base"] = file.values.pop("rope.freq_base_swa")
+    file.values["rope.global.freq_base"] = file.values.pop("rope.freq_base")
+    return file.save(path, "gemma3")
+
+
+# The ancestor's window shows a row one key more; libllama's is followed.
+GEMMA3_OF_ANCESTOR = Row(
+    models="the same in files of the ancestor",
+    attends=GEMMA3.attends,
+    write=write_gemma3_as_ancestor,
+    norm=write_gemma3,
+    variants={"f32": {"metadata": {"gemma3.rope.freq_base_swa": 5000.0}}},
+    worst=WORST,
+    limits=GEMMA3.limits,
+)
+
+
+def write_embedding_gemma_as_ancestor(path: Path, **options: Any) -> Path:
+    file = Translation(write_embedding_gemma(path, **options))
+    file.rename({"dense_2": "dense.0", "dense_3": "dense.1"})
+    return file.save(path, "gemma3")
+
+
+# The ancestor computes it without any mask; libllama's windows are followed.
+EMBEDDING_GEMMA_OF_ANCESTOR = Row(
+    models="EmbeddingGemma in files of the ancestor",
+    attends=EMBEDDING_GEMMA.attends,
+    write=write_embedding_gemma_as_ancestor,
+    norm=write_embedding_gemma,
+    variants={"f32-dense": {"n_dense": 192}},
 )

@@ -31,6 +31,15 @@ GRANITE = Row(
     note="libllama ends the process when it shifts a context whose keys have no positions to turn",
 )
 
+LLAMA = Row(
+    models="Granite converted as a Llama",
+    attends="everything before",
+    write=partial(write_prenorm, architecture="llama", **MULTIPLIERS),
+    norm=GRANITE.write,
+    variants={"f32": {}, "tied": {"tied": True}, "only-residual": {"embedding_scale": None, "attention__scale": None}},
+    note="libllama knows the multipliers in files of the architecture granite only",
+)
+
 GRANITEMOE = Row(
     models="Granite 3 1B-A400M, 3B-A800M",
     attends="everything before",

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from tests.models.dialect import Translation
 from tests.models.prenorm import WIDE_HEADS, write_prenorm
 from tests.models.row import Row
 
@@ -10,7 +12,7 @@ YARN: dict[str, Any] = {
     "rope__scaling__type": "yarn",
     "rope__scaling__factor": 16.0,
     "rope__scaling__original_context_length": 64,
-    "rope__scaling__yarn_beta_fast": 16.0,
+    "rope__scaling__yarn_beta_fast": 4.0,
     "rope__scaling__yarn_beta_slow": 2.0,
 }
 
@@ -31,4 +33,28 @@ MISTRAL3 = Row(
     shifted_alone={"yarn-half": [{}]},
     worst=WIDE_HEADS,
     note="libllama multiplies shifted keys by YaRN's magnitude a second time, where it is not 1",
+)
+
+_RENAMED = {
+    "rope.scaling.yarn_beta_fast": "rope.scaling.beta_fast",
+    "rope.scaling.yarn_beta_slow": "rope.scaling.beta_slow",
+    "rope.scaling.yarn_log_multiplier": "rope.scaling.mscale",
+    "attention.temperature_scale": "rope.scaling_beta",
+}
+
+
+def write_as_ancestor(path: Path, **options: Any) -> Path:
+    file = Translation(MISTRAL3.write(path, **options))
+    file.values = {_RENAMED.get(name, name): value for name, value in file.values.items()}
+    file.values["rope.scaling.mscale_all_dim"] = file.values["rope.scaling.mscale"]
+    return file.save(path, "mistral3")
+
+
+ANCESTOR = Row(
+    models="the same in files of the ancestor",
+    attends=MISTRAL3.attends,
+    write=write_as_ancestor,
+    norm=MISTRAL3.write,
+    variants={"temperature": MISTRAL3.variants["temperature"]},
+    worst=WIDE_HEADS,
 )

@@ -35,6 +35,7 @@ ROWS: dict[str, Row] = {
     "gemma": gemma.GEMMA,
     "gemma2": gemma.GEMMA2,
     "gemma3": gemma.GEMMA3,
+    "gemma3:ancestor": gemma.GEMMA3_OF_ANCESTOR,
     "glm4": glm4.GLM4,
     "glm4moe": glm4.GLM4MOE,
     "glm4moelite": deepseek2.LITE,
@@ -48,8 +49,10 @@ ROWS: dict[str, Row] = {
     "llama": llama.LLAMA,
     "llama4": llama4.LLAMA4,
     "llama:experts": llama.MIXTRAL,
+    "llama:multipliers": granite.LLAMA,
     "mamba2": mamba.MAMBA2,
     "mistral3": mistral3.MISTRAL3,
+    "mistral3:ancestor": mistral3.ANCESTOR,
     "nemotron_h": mamba.NEMOTRON_H,
     "nemotron_h_moe": mamba.NEMOTRON_H_MOE,
     "olmo2": olmo2.OLMO2,
@@ -70,6 +73,7 @@ ROWS: dict[str, Row] = {
 ENCODERS: dict[str, Row] = {
     "bert": encoders.BERT,
     "gemma-embedding": gemma.EMBEDDING_GEMMA,
+    "gemma3:embedding": gemma.EMBEDDING_GEMMA_OF_ANCESTOR,
     "nomic-bert": encoders.NOMIC_BERT,
 }
 

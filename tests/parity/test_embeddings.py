@@ -98,11 +98,13 @@ def name_of(case: tuple[str, str]) -> str:
 def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
     name, variant = request.param
     row = ENCODERS[name]
-    path = row.write(tmp_path_factory.mktemp("encoder") / "model.gguf", seed=5, n_ctx=N_CTX, **row.variants[variant])
+    folder, options = tmp_path_factory.mktemp("encoder"), {"seed": 5, "n_ctx": N_CTX, **row.variants[variant]}
+    path = row.write(folder / "model.gguf", **options)
+    norm = row.norm(folder / "norm.gguf", **options) if row.norm else path
     running = Running(path)
     if "q8_0" in variant:
         running.cosine = COSINE_QUANTISED
-    yield running, path
+    yield running, norm
     running.engine.close()
 
 
