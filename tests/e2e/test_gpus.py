@@ -57,10 +57,12 @@ class Place:
 
 
 @contextmanager
-def serving(folder: Path, gpus: str, **given: Any) -> Iterator[Place]:
+def serving(folder: Path, gpus: str, *, engine: str = "1", **given: Any) -> Iterator[Place]:
+    """With Puna's engine, or libllama when *engine* is "0"."""
     notes = folder / "notes"
     notes.mkdir(exist_ok=True)
     environ = {**os.environ, "SYNTHETIC_GPUS": gpus, "SYNTHETIC_GPUS_FOLDER": str(notes), "PYTHONPATH": str(ROOT)}
+    environ["OLLAMA_NEW_ENGINE"] = engine
 
     async def launch(path: Path) -> Runner:
         return await Runner.start([*COMMAND, "runner", "--model", str(path), "--port", "0"], environ=environ)
@@ -182,3 +184,23 @@ def test_overhead_is_left_free(models: list[Path], tmp_path: Path) -> None:
     with serving(tmp_path, gpu("SIM0", 90), gpu_overhead=60 << 20) as place:
         place.ask(models[0])
         assert place.share(models[0]) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "least", "most"),
+    [
+        (gpu("SIM0", 300), {}, 1.0, 1.0),
+        (gpu("SIM0", 300), {"num_gpu": 0}, 0.0, 0.0),
+        (gpu("SIM0", 300), {"num_gpu": 2}, 0.1, 0.3),
+        (gpu("SIM0", 40), {}, 0.3, 0.9),
+        (f"{gpu('SIM0', 40)},{gpu('SIM1', 45)}", {}, 1.0, 1.0),
+    ],
+)
+def test_libllama_places_layers_as_it_is_told(
+    models: list[Path], answers: list[str], tmp_path: Path, gpus: str, options: dict[str, int], least: float, most: float
+) -> None:
+    with serving(tmp_path, gpus, engine="0") as place:
+        assert place.ask(models[0], **options) == answers[0]
+        assert least <= place.share(models[0]) <= most
+        on_gpus = place.loaded()[models[0].name][1] if most < 1 else 0
+        assert most == 1.0 or sum(taken_on(tmp_path, name) for name in ("SIM0", "SIM1")) == pytest.approx(on_gpus, rel=0.01)
