@@ -34,10 +34,10 @@ def is_listening(address: environment.Address) -> bool:
         return False
 
 
-def start_early() -> None:
+def start_early(*, expects_model: bool) -> None:
     """Start the private server, if one will be needed, for the ``connected`` that follows."""
     if _needs_private_server():
-        _early.append(PrivateServer(show_log=settings().debug))
+        _early.append(PrivateServer(show_log=settings().debug, expects_model=expects_model))
 
 
 def discard_early() -> None:

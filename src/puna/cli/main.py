@@ -20,7 +20,7 @@ def main() -> None:
     accept_all_text()
     try:
         if arguments and arguments[0] in _MAY_NEED_A_SERVER and not {"-h", "--help"} & set(arguments):
-            connect.start_early()
+            connect.start_early(expects_model=arguments[0] == "run")
         from puna.cli.app import app
 
         app(args=_written_out(arguments), prog_name="puna")

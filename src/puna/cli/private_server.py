@@ -30,12 +30,12 @@ SERVE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "puna", "serve")
 class PrivateServer:
     """The child process, its address and its log."""
 
-    def __init__(self, *, show_log: bool = False) -> None:
+    def __init__(self, *, show_log: bool = False, expects_model: bool = False) -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
             self.address = Address(host="127.0.0.1", port=listener.getsockname()[1])
             self._log: IO[bytes] | None = None if show_log else tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
             self._process = subprocess.Popen(
-                [*SERVE_COMMAND, "--fd", str(listener.fileno())],
+                [*SERVE_COMMAND, "--fd", str(listener.fileno()), *(["--expect-model"] if expects_model else [])],
                 stdin=subprocess.PIPE,
                 stdout=self._log if self._log else 2,
                 stderr=self._log,

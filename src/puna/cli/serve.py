@@ -23,16 +23,19 @@ _GRACE_S = 8.0  # more than the server takes when all goes well
 
 def serve(
     fd: Annotated[int, typer.Option(hidden=True, help="serve on this inherited socket until standard input ends")] = -1,
+    expect_model: Annotated[bool, typer.Option(hidden=True, help="with --fd: a model will be asked for at once")] = False,
 ) -> None:
     """Start the server."""
-    from puna.server.app import serve as run_server
-
     if fd < 0:
+        from puna.server.app import serve as run_server
+
         run_server(load())
         return
+    from puna.server import private
+
     threading.Thread(target=_stop_at_end_of_input, daemon=True).start()
     with socket.socket(fileno=fd) as listener:
-        run_server(load(), sock=listener)
+        private.serve(load(), listener, expects_model=expect_model)
 
 
 def _stop_at_end_of_input() -> None:

@@ -125,22 +125,31 @@ class _Server(uvicorn.Server):
         await self.config.app.state.scheduler.close()
 
 
-def serve(settings: Settings, sock: socket.socket | None = None, launch: Launch | None = None) -> None:
-    """Serve until SIGINT or SIGTERM, on *sock* or at OLLAMA_HOST.
+def serve(settings: Settings, launch: Launch | None = None) -> None:
+    """Serve at OLLAMA_HOST until SIGINT or SIGTERM.
 
     Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
-    # A server with a socket of its own is one command's: it rarely loads a second model.
-    launcher = Launcher(Spare(refill=sock is None) if settings.warm_spare and launch is None else None)
+    launcher = Launcher(Spare() if settings.warm_spare and launch is None else None)
     log_to_stderr(settings)
     check_exposure(settings)
-    scheduler = Scheduler(settings, launch or launcher.launch)
-    app = create_app(settings, Store(settings.models, keep_unused=settings.no_prune), scheduler, launcher)
-    listener = sock or _listen(settings)
+    with _listen(settings) as listener:
+        _make(settings, listener, launcher, launch or launcher.launch).run(sockets=[listener])
+
+
+async def serve_on(listener: socket.socket, settings: Settings, launcher: Launcher) -> None:
+    """As serve, in this event loop, on a socket that listens already."""
+    log_to_stderr(settings)
+    check_exposure(settings)
+    await _make(settings, listener, launcher, launcher.launch).serve(sockets=[listener])
+
+
+def _make(settings: Settings, listener: socket.socket, launcher: Launcher, launch: Launch) -> uvicorn.Server:
+    store = Store(settings.models, keep_unused=settings.no_prune)
+    app = create_app(settings, store, Scheduler(settings, launch), launcher)
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)
-    with listener:
-        make_server(app, settings).run(sockets=[listener])
+    return make_server(app, settings)
 
 
 def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:

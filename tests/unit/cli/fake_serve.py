@@ -25,7 +25,7 @@ from puna.cli.main import main
 from puna.settings import Settings
 
 
-def serve(settings: Settings, sock: socket.socket) -> None:
+def serve(settings: Settings, sock: socket.socket, *, expects_model: bool) -> None:
     pids = [os.getpid()]
     mode = os.environ.get("FAKE_SERVE", "")
     if mode == "hang":
@@ -45,9 +45,9 @@ def serve(settings: Settings, sock: socket.socket) -> None:
         time.sleep(1)
 
 
-module = types.ModuleType("puna.server.app")
+module = types.ModuleType("puna.server.private")
 module.serve = serve  # type: ignore[attr-defined]
-sys.modules["puna.server.app"] = module
+sys.modules["puna.server.private"] = module
 serve_command._GRACE_S = 1.0
 private_server.SERVE_COMMAND = (sys.executable, __file__, "serve")
 main()
