@@ -136,4 +136,24 @@ def write_jamba(path: str | Path, *, seed: int = 0, n_layers: int = 4) -> Path:
     return Path(path)
 
 
+def write_t5encoder(path: str | Path, *, seed: int = 0, n_layers: int = 2, pooling: int = 1) -> Path:
+    """An encoder alone, with positions as biases of the attention: for embeddings."""
+    numbers = {"feed_forward_length": N_FF, "attention__head_count": N_HEADS, "attention__key_length": N_EMBD // N_HEADS}
+    writer, weights, _ = _begin(
+        "t5encoder", seed, n_layers, **numbers, attention__relative_buckets_count=32, pooling_type=pooling
+    )
+    writer.add("t5encoder.attention.layer_norm_rms_epsilon", 1e-5)
+    for i in range(n_layers):
+        matrices = {f"attn_{name}": (N_EMBD, N_EMBD) for name in ("q", "k", "v", "o")}
+        matrices |= {"ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD), "ffn_down": (N_EMBD, N_FF)}
+        _add(weights, f"enc.blk.{i}", matrices)
+        for name in ("attn_norm", "ffn_norm"):
+            _norm(weights, f"enc.blk.{i}.{name}")
+        if i == 0:
+            weights.matrix(f"enc.blk.{i}.attn_rel_b.weight", 32, N_HEADS, std=1.0)
+    _norm(weights, "enc.output_norm")
+    writer.write(path)
+    return Path(path)
+
+
 OTHERS: dict[str, Write] = {"stablelm": write_stablelm, "gpt2": write_gpt2, "mamba": write_mamba, "jamba": write_jamba}

@@ -46,7 +46,8 @@ class AttentionCache:
         self.remove(target, 0)
         length = min(length, self.length(source))
         if length and self.can_resume(source, length):
-            self._context().share(source, target, length)
+            # Some memories copy a sequence as a whole or end the process.
+            self._context().share(source, target, -1 if length == self.length(source) else length)
             self._cells.share(target, self._cells.cells_of(source, 0, length))
 
     def can_resume(self, sequence: int, position: int) -> bool:

@@ -101,7 +101,8 @@ class LlamaModel:
         if self.sees_whole_text:
             context.close()
             self.limits = whole_texts
-            self._context_options = replace(self._plan(max_rows), pooling=POOLING_TYPE_UNSPECIFIED)
+            options = self._plan(max_rows)
+            self._context_options = replace(options, n_outputs=options.n_batch, embeds=True, pooling=POOLING_TYPE_UNSPECIFIED)
             context = self._create(model)
         self.n_vocab = model.n_vocab
         self.cache = self._make_cache(model, context)
@@ -129,7 +130,7 @@ class LlamaModel:
 
     def _output(self) -> str:
         if self._options.pooling == POOLING_TYPE_NONE:
-            return "logits"
+            return "hidden" if self.sees_whole_text else "logits"
         if self._options.pooling == POOLING_TYPE_RANK:
             return "scores"
         return "pooled" if self.sees_whole_text else "hidden"

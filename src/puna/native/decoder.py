@@ -110,7 +110,9 @@ class Context:
         library = llama()
         self.n_cells: int = library.llama_n_ctx(address)
         self.is_causal: bool = library.llama_get_causal_attn(address)
-        self.memory: int | None = library.llama_get_memory(address)  # None: nothing outlives a batch
+        # None: nothing outlives a batch. Of an encoder alone, libllama makes a memory and does not use it.
+        is_encoder = model.has_encoder and not model.has_decoder
+        self.memory: int | None = None if is_encoder else library.llama_get_memory(address)
         self.can_shift: bool = bool(self.memory) and library.llama_memory_can_shift(self.memory)
 
     @classmethod
@@ -147,7 +149,8 @@ class Context:
             seq_id=_pointer(pointers, ctypes.POINTER(ctypes.c_int32)),
             logits=_pointer(wanted, ctypes.c_int8),
         )
-        status: int = llama().llama_decode(self.address, batch)
+        compute = llama().llama_encode if self.memory is None else llama().llama_decode
+        status: int = compute(self.address, batch)
         return status
 
     def logits(self, n_rows: int, n_vocab: int) -> Floats:
