@@ -33,7 +33,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def engine(model: Path) -> Iterator[Engine]:
-    yield from checked(model, n_ctx=1024, n_batch=128)
+    yield from checked(model, n_ctx=1024, n_batch=512)
 
 
 @pytest.fixture
@@ -110,16 +110,16 @@ def test_the_same_prompt_again_is_computed_in_one_small_step(engine: Engine) -> 
 
 
 def test_chats_that_begin_alike_and_arrive_together_compute_the_beginning_once(engine: Engine, fresh: Engine) -> None:
-    prompts = [STORY + end for end in ("why is the sky blue", "one two three four", "hello world", "what is it")]
+    prompts = [STORY + 9 * end for end in ("why is the sky blue ", "one two three four ", "hello world ", "what is it ")]
     answers = [Answer(engine, p) for p in prompts]
     done = [a.done() for a in answers]
     assert [a.text for a in answers] == [from_scratch(fresh, p) for p in prompts]
     n = said(engine, STORY)[1]
     assert sorted(d.cached_count for d in done)[0] <= 1
-    assert all(d.cached_count >= n - 8 for d in sorted(done, key=lambda d: d.cached_count)[1:])
+    assert all(d.cached_count >= n - 2 for d in sorted(done, key=lambda d: d.cached_count)[1:])
     # One that comes later finds the beginning as well.
     _, _, cached = said(engine, STORY + "and she said")
-    assert cached >= n - 8
+    assert cached >= n - 2
 
 
 def test_requests_in_company_say_what_each_says_alone(engine: Engine, fresh: Engine) -> None:
