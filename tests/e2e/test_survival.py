@@ -96,6 +96,26 @@ def test_nothing_outlives_a_server(number: signal.Signals, models: list[Path], t
         assert all(stream.broke_off for stream in streams)
 
 
+def spare_bytes(url: str) -> float:
+    (line,) = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("puna_spare_runner_bytes ")]
+    return float(line.split()[1])
+
+
+def test_the_spare_is_counted_and_can_be_switched_off(models: list[Path], tmp_path: Path) -> None:
+    for is_on in (True, False):
+        folder = tmp_path / str(is_on)
+        folder.mkdir()
+        with chaos.serving(folder, PUNA_WARM_SPARE=str(int(is_on))) as server:
+            stream = Stream(server.url, models[0])
+            stream.wait_until_it_runs()
+            deadline = time.monotonic() + (20 if is_on else 3)  # the next spare comes some time after a load
+            while time.monotonic() < deadline and (len(server.look()) < 2 or spare_bytes(server.url) < 10 << 20):
+                time.sleep(0.1)
+            assert (len(server.look()) - 1, spare_bytes(server.url) > 10 << 20) == ((1, True) if is_on else (0, False))
+            assert chaos.stop(server, signal.SIGTERM) == []
+            stream.end()
+
+
 def test_one_models_crash_is_nobody_elses(models: list[Path], tmp_path: Path) -> None:
     with chaos.serving(tmp_path, PUNA_WARM_SPARE="0") as server:
         bystander = Stream(server.url, models[0])

@@ -24,9 +24,9 @@ from puna.llm.launch import Launcher
 from puna.llm.spare import Spare
 from puna.server import errors, openapi
 from puna.server.access import ApiKeys, check_exposure, read_keys
+from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
-from puna.server.log import log_to_stderr
 from puna.server.request_id import RequestIds
 from puna.server.routes import anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
 from puna.server.scheduler import Launch, Scheduler
@@ -90,7 +90,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         },
     )
     app.state.settings, app.state.store, app.state.scheduler = settings, store, scheduler
-    app.state.metrics = Metrics(scheduler)
+    app.state.metrics = Metrics(scheduler, launcher.spare)
     return app
 
 

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from puna import __version__, wire
 from puna.errors import PunaError
 from puna.llm.runner import Runner
+from puna.llm.spare import Spare
 from puna.server.scheduler import Scheduler
 from puna.store.model import StoredModel
 
@@ -30,7 +31,7 @@ _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1
 class Metrics:
     """One server's numbers. May be written from one event loop only."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, spare: Spare | None = None) -> None:
         self._registry = registry = CollectorRegistry()
         model = ["model"]
         build = Gauge("puna_build_info", "Version of the server, always 1.", ["version"], registry=registry)
@@ -83,6 +84,8 @@ class Metrics:
         )
         self._models = _LoadedModels(scheduler)
         registry.register(self._models)
+        idle = Gauge("puna_spare_runner_bytes", "Memory of the idle runner that waits for the next load.", registry=registry)
+        idle.set_function(lambda: spare.private_bytes if spare else 0)
         ProcessCollector(registry=registry)  # of the server's process: memory, processor time, open files
 
     async def text(self) -> bytes:
