@@ -19,8 +19,9 @@ from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner, error_from
 from puna.prompt.output import Parser, Part
 from puna.server import request_id
+from puna.server.loaded import Loaded
 from puna.server.metrics import Generation, Metrics
-from puna.server.scheduler import Loaded, Scheduler
+from puna.server.scheduler import Scheduler
 from puna.store.model import StoredModel
 
 T = TypeVar("T")

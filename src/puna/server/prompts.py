@@ -19,7 +19,7 @@ from puna.api.generate import Message
 from puna.gguf.reader import GGUFFile
 from puna.prompt.render import Renderer, Think, make_renderer
 from puna.server.generation import fit
-from puna.server.scheduler import Loaded
+from puna.server.loaded import Loaded
 from puna.store.model import StoredModel
 
 Turn = dict[str, Any]  # a message as templates see it

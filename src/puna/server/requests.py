@@ -24,8 +24,9 @@ from puna.prompt.render import Think
 from puna.server import prompts
 from puna.server.constraint import grammar_of, thoughts_of, with_thoughts
 from puna.server.generation import Job, MakePrompt
+from puna.server.loaded import Loaded
 from puna.server.metrics import Metrics
-from puna.server.scheduler import Loaded, Scheduler
+from puna.server.scheduler import Scheduler
 from puna.settings import Settings
 from puna.store.details import read_details
 from puna.store.model import StoredModel

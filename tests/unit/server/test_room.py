@@ -10,7 +10,7 @@ import pytest
 from puna import wire
 from puna.errors import LoadError, OutOfMemory, Overloaded
 from puna.llm.load import WantedLoad
-from puna.server.scheduler import State
+from puna.server.loaded import State
 from puna.settings import FOREVER
 from tests.unit.llm.fake_machine import gpu
 from tests.unit.server.test_scheduler import DEFAULT, A, B, C, D, World, n_ctx, play, settle

@@ -1,0 +1,76 @@
+"""One loaded model as the scheduler, requests and /api/ps see it."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from puna import wire
+from puna.llm.load import WantedLoad
+from puna.llm.runner import Runner
+from puna.settings import FOREVER
+
+
+class Loadable(Protocol):
+    """What the scheduler must know of a model."""
+
+    @property
+    def model_path(self) -> Path: ...
+
+
+class State(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    CLOSING = "closing"
+
+
+@dataclass(eq=False)
+class Loaded:
+    """One model and its runner. The scheduler owns the state; requests read ``runner`` and ``n_ctx``."""
+
+    model: Loadable
+    wanted: WantedLoad
+    keep_alive: float
+    state: State = State.LOADING
+    n_users: int = 0
+    is_pinned: bool = False  # a request asked that it stays; that it is the server's default is no such wish
+    must_unload: bool = False  # somebody asked for it; unlike other reasons to drain, this one stays
+    process: Runner | None = None
+    reply: wire.LoadReply | None = None  # once it has its memory
+    idle_until: float = FOREVER  # in the loop's clock, while idle
+    task: asyncio.Task[Runner] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def options(self) -> wire.LoadOptions:
+        return self.wanted.options
+
+    @property
+    def runner(self) -> Runner:
+        assert self.task is not None
+        return self.task.result()
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one request's prompt and answer may have."""
+        return (self.reply and self.reply.n_ctx) or self.options.n_ctx
+
+    @property
+    def n_waiting(self) -> int:
+        """Users that are not being served yet, besides the one whose load is under way."""
+        return max(0, self.n_users - (1 if self.state is State.LOADING else self.options.n_parallel))
+
+
+@dataclass(frozen=True)
+class Running:
+    """A loaded model as /api/ps shows it."""
+
+    model: Loadable
+    memory: wire.MemoryReport | None
+    n_ctx: int
+    seconds_left: float
+    is_closing: bool
