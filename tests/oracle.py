@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from puna.native.ggml import TYPE_F16
-from puna.native.llama import FLASH_ATTN_AUTO, llama
+from puna.native.llama import FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, llama
 
 
 class Oracle:
@@ -26,6 +26,7 @@ class Oracle:
         n_batch: int = 512,
         n_threads: int = 2,
         cache_type: int = TYPE_F16,
+        flash_attention: bool = True,
         embeddings: bool = False,
         adapters: Sequence[Any] = (),
     ) -> None:
@@ -38,7 +39,7 @@ class Oracle:
         # Sequences have memory of their own, n_ctx each, as libllama's server arranges it by default.
         c.n_ctx, c.n_seq_max, c.n_batch, c.n_ubatch = n_ctx * n_sequences, n_sequences, n_batch, n_batch
         c.n_threads = c.n_threads_batch = n_threads
-        c.flash_attn_type = FLASH_ATTN_AUTO
+        c.flash_attn_type = FLASH_ATTN_AUTO if flash_attention else FLASH_ATTN_DISABLED
         c.type_k = c.type_v = cache_type
         c.no_perf = True
         c.embeddings = embeddings

@@ -31,10 +31,11 @@ class PunaEngine:
         n_batch: int = 512,
         n_threads: int = 2,
         cache_type: int = TYPE_F16,
+        flash_attention: bool = True,
         adapters: Sequence[Any] = (),
         layers: Sequence[DeviceLayers] = (),
     ) -> None:
-        self.backend = GGMLBackend(path, n_threads=n_threads, adapters=adapters, layers=layers)
+        self.backend = GGMLBackend(path, n_threads=n_threads, flash_attention=flash_attention, adapters=adapters, layers=layers)
         self.limits = Limits(n_sequences, n_ctx, n_batch)
         self.model = open_model(self.backend.file, self.backend, n_ctx)
         self.cache = self.model.make_cache(self.backend, self.limits, DType(cache_type))

@@ -159,20 +159,21 @@ class Settings:
     gpu_overhead: int = _setting("OLLAMA_GPU_OVERHEAD", _unsigned, 0, "bytes to leave free on each GPU")
     sched_spread: bool = _setting("OLLAMA_SCHED_SPREAD", _boolean, False, "spread each model over all GPUs")
     context_length: int = _setting("OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context length (0: 4096)")
+    flash_attention: bool = _setting("OLLAMA_FLASH_ATTENTION", _boolean, True, "compute attention in one fused operation")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
     api_keys: tuple[str, ...] = _setting(
         "PUNA_API_KEYS", _origins, (), "keys that requests must bring (comma list; none: all may), each with scopes if it has any"
     )
+    api_keys_file: Path | None = _setting("PUNA_API_KEYS_FILE", _path, None, "file with such keys, one in a line")
     allow_no_keys: bool = _setting("PUNA_ALLOW_NO_KEYS", _boolean, False, "let other machines use the server without keys")
     no_history: bool = _setting("OLLAMA_NOHISTORY", _boolean, False, "keep no history of the interactive prompt")
-    api_keys_file: Path | None = _setting("PUNA_API_KEYS_FILE", _path, None, "file with such keys, one in a line")
     no_prune: bool = _setting("OLLAMA_NOPRUNE", _boolean, False, "keep blobs that no model uses")
     new_engine: bool | None = _setting(
         "OLLAMA_NEW_ENGINE", _boolean, None, "1: only Puna's own engine, 0: only libllama (unset: whichever supports the model)"
     )
-    debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
     log_format: str = _setting("PUNA_LOG_FORMAT", _log_format, "text", "lines of the server's log: text, or json objects")
+    debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:

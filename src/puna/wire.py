@@ -169,6 +169,7 @@ class LoadOptions(Message, frozen=True):
     n_batch: int = 512  # tokens in one step at most
     n_threads: int = 0  # 0: physical cores
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] = "f16"
+    flash_attention: bool = True  # False: step by step, for devices without the fused operation
     use_mmap: bool = True
     gpu_layers: list[DeviceLayers] = []
     adapters: list[str] = []  # LoRA files that change the weights, in this order

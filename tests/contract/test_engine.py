@@ -190,6 +190,22 @@ def test_a_quantised_cache_answers_and_shifts(model: Path, cache_type: str) -> N
         engine.close()
 
 
+def test_without_flash_attention_the_same_is_said(model: Path, engine: Engine) -> None:
+    stepwise = started(model, flash_attention=False)
+    try:
+        prompt = "the quick brown fox jumps over "
+        answers = [Answer(e, prompt, n_predict=40) for e in (stepwise, engine)]
+        assert answers[0].done().eval_count == answers[1].done().eval_count == 40
+        assert answers[0].text == answers[1].text
+    finally:
+        stepwise.close()
+
+
+def test_a_quantised_cache_needs_flash_attention(model: Path) -> None:
+    with pytest.raises(BadRequest, match="needs flash_attention"):
+        Engine(model).load(LoadRequest(options=LoadOptions(kv_cache_type="q8_0", flash_attention=False)))
+
+
 def test_a_cache_type_that_does_not_fit_the_heads_is_refused(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "narrow.gguf", n_embd=96, n_heads=4, n_kv_heads=4, n_ff=128)
     with pytest.raises(BadRequest, match="multiple of 32"):

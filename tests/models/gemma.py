@@ -30,6 +30,7 @@ GEMMA2 = Row(
         "f32": {},
         "f16-caps-that-bend": {"dtype": "f16", "logit_cap": 5.0, "metadata": {"gemma2.attn_logit_softcapping": 1.5}},
         "q8_0": {"dtype": "q8_0"},
+        "no-flash-caps-that-bend": {"logit_cap": 5.0, "metadata": {"gemma2.attn_logit_softcapping": 1.5}},
     },
     worst=WORST,
     limits={"n_batch": 128},

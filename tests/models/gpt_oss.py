@@ -57,6 +57,7 @@ GPT_OSS = Row(
         "mxfp4": {"dtype": "f16", "experts": "mxfp4"},
         "q8_0": {"dtype": "q8_0"},
         "no-yarn": dict.fromkeys(YARN),
+        "no-flash-no-yarn": dict.fromkeys(YARN),
         "pattern": {"attention__sliding_window_pattern": [True, True, False, True], "rope__freq_base_swa": 500.0},
     },
     shifted_alone={

@@ -18,6 +18,11 @@ LLAMA = Row(
         "tied-biases": {"tied": True, "biases": True},
         "rope-freqs": {"rope_freqs": True, "rope_base": 500000.0},
         "rope-linear": {"rope_scaling": "linear"},
+        "no-flash": {},
+        "no-flash-f16": {"dtype": "f16"},
+        "cache-q8_0": {},
+        "cache-q4_0": {"rope_freqs": True},
+        "cache-q4_0-heads-of-128": {"n_embd": 384, "n_heads": 3, "n_kv_heads": 1},
     },
 )
 

@@ -16,7 +16,8 @@ from tests.tiny import CHATML, RandomWeights, bpe_vocabulary, spm_vocabulary
 class Row:
     """``write(path, **variant)`` writes a file; the first variant should be the plain one, in F32.
 
-    A variant whose name has "cache-q8_0" in it runs with such a cache; "dtype" is the type of the matrices.
+    A variant whose name has "cache-q8_0" in it runs with such a cache, one with "no-flash" without the fused attention;
+    "dtype" is the type of the matrices.
     """
 
     models: str  # examples, for docs/models.md

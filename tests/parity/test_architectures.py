@@ -15,13 +15,16 @@ import numpy.typing as npt
 import pytest
 
 from puna.kvcache.cache import NotSupported, resume_point
-from puna.native.ggml import TYPE_F16, TYPE_Q8_0
+from puna.native.ggml import TYPE_F16, TYPE_Q4_0, TYPE_Q8_0
 from tests.models.row import Row
 from tests.models.table import ROWS
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
 
 ENERGY = 1e-3  # of the error over the reference's
+
+
+CACHE_TYPES = {"cache-q8_0": TYPE_Q8_0, "cache-q4_0": TYPE_Q4_0}  # by a part of the variant's name
 
 
 @dataclass
@@ -81,8 +84,15 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("tiny")
     path = row.write(folder / "model.gguf", seed=5, **row.variants[variant])
     norm = row.norm(folder / "norm.gguf", seed=5, **row.variants[variant]) if row.norm else path
-    cache_type = TYPE_Q8_0 if "cache-q8_0" in variant else TYPE_F16
-    limits: dict[str, Any] = {"n_ctx": 1024, "n_sequences": 4, "cache_type": cache_type, **row.limits}
+    cache_type = next((kind for name, kind in CACHE_TYPES.items() if name in variant), TYPE_F16)
+    has_flash = "no-flash" not in variant
+    limits: dict[str, Any] = {
+        "n_ctx": 1024,
+        "n_sequences": 4,
+        "cache_type": cache_type,
+        "flash_attention": has_flash,
+        **row.limits,
+    }
     with PunaEngine(path, **limits) as puna, Oracle(norm, **limits) as oracle:
         is_rounded = cache_type != TYPE_F16 or any(t.type.is_quantized for t in puna.backend.file.tensors.values())
         yield Pair(puna, oracle, row, variant, is_rounded)

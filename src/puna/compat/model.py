@@ -40,6 +40,7 @@ class Options:
 
     n_threads: int
     cache_type: int  # ggml_type of keys and values
+    flash_attention: bool = True
     pooling: int = POOLING_TYPE_NONE
     use_mmap: bool = True
     use_repacking: bool = True
@@ -121,6 +122,7 @@ class LlamaModel:
             n_outputs=limits.n_batch if embeds else max_rows or limits.max_sequences,
             n_threads=self._options.n_threads,
             cache_type=self._options.cache_type,
+            flash_attention=self._options.flash_attention,
             embeds=embeds,
             pooling=POOLING_TYPE_NONE,
             # A step of a recurrent model may move the states of sequences that are not in it.

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from puna.errors import PunaError
 from puna.kvcache.batch import Batch
+from puna.kvcache.rotation import Rotation
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
 
@@ -45,6 +46,8 @@ class Attended:
     key: Tensor
     value: Tensor
     mask: Tensor
+    key_rotation: Rotation | None = None  # the keys are turned: so must the queries be,
+    value_rotation: Rotation | None = None  # and the values: what is mixed from them must be turned back
 
 
 class Sequences(Protocol):

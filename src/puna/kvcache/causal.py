@@ -19,6 +19,7 @@ from puna.kvcache.cache import Attended, Limits
 from puna.kvcache.cache import NotSupported as NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells, padded
 from puna.kvcache.reach import Reach
+from puna.kvcache.rotation import Rotation, key_rotation, value_rotation
 from puna.kvcache.views import PADDING, Range, View, plan
 from puna.ml.backend import Backend, Context, row_bytes
 from puna.ml.tensor import DType, Tensor
@@ -72,6 +73,7 @@ class CausalCache:
         self._shift = shift
         if dtype in (DType.Q8_0, DType.Q4_0) and any(dim % 32 for dim in self._dims):
             raise BadRequest(f"a {dtype.name} cache needs heads that are a multiple of 32 wide, this model's are {head_dim_k}")
+        self._key_rotation, self._value_rotation = self._rotations()
         # A forgetting sequence's home holds what it keeps and a batch, so it never needs another's room.
         small, large = (padded(n, PADDING) for n in (reach.n_kept + limits.n_batch, -(-limits.n_cells // limits.max_sequences)))
         self.forgets = reach.is_bounded and small < large
@@ -89,6 +91,15 @@ class CausalCache:
         self._row_input: Tensor | None = None
         self._mask_inputs: list[Tensor] = []
 
+    def _rotations(self) -> tuple[Rotation | None, Rotation | None]:
+        if self._dtype not in (DType.Q8_0, DType.Q4_0):
+            return None, None
+        keys = key_rotation(self._dims[0])
+        if len(self._stored_dims) == 2:
+            return keys, value_rotation(self._dims[1])
+        is_closed = keys is not None and self._dims[1] % keys.width == 0  # values lie in the keys and turn with them
+        return (keys, keys) if is_closed else (None, None)
+
     # For models.
 
     def layer(self, index: int) -> None:
@@ -96,7 +107,11 @@ class CausalCache:
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         assert self._row_input is not None, "make_inputs comes before the model's forward"
-        for pool, new in zip(self._pools[self._layer], (key, value), strict=False):  # values may lie in the keys
+        turned = (
+            self._key_rotation(key) if self._key_rotation else key,
+            self._value_rotation(value) if self._value_rotation and len(self._stored_dims) == 2 else value,
+        )
+        for pool, new in zip(self._pools[self._layer], turned, strict=False):  # values may lie in the keys
             ctx.forward(ctx.use(pool).set_rows(new.flatten(), self._row_input))
 
     def get(self, ctx: Context) -> list[Attended]:
@@ -111,7 +126,8 @@ class CausalCache:
             strides = (cell_bytes, row_bytes(self._dtype, stored_dim), view.stride * cell_bytes)
             shape = (dim, view.n_cells, n_heads, view.n_sequences)
             parts.append(ctx.use(pool).view(shape, strides, view.begin * cell_bytes))
-        return Attended(view.row, view.n_rows, view.n_sequences, parts[0], parts[1], mask)
+        rotations = self._key_rotation, self._value_rotation
+        return Attended(view.row, view.n_rows, view.n_sequences, parts[0], parts[1], mask, *rotations)
 
     # For the runner.
 
@@ -155,9 +171,17 @@ class CausalCache:
     def make_inputs(self, ctx: Context) -> None:
         self._row_input = ctx.input(DType.I64, len(self._rows))
         self._mask_inputs = [ctx.input(DType.F16, v.n_cells, v.n_rows, 1, v.n_sequences) for v in self._views]
+        for rotation in self._each_rotation:
+            rotation.make_input(ctx)
+
+    @property
+    def _each_rotation(self) -> set[Rotation]:
+        return {r for r in (self._key_rotation, self._value_rotation) if r is not None}
 
     def set_inputs(self, ctx: Context) -> None:
         assert self._row_input is not None
+        for rotation in self._each_rotation:
+            rotation.set_input(ctx)
         assert self._batch is not None, "a reserved graph is never computed"
         ctx.set(self._row_input, self._rows)
         for view, mask in zip(self._views, self._mask_inputs, strict=True):
@@ -274,7 +298,11 @@ class CausalCache:
     def _turn(self, first: int, changes: npt.NDArray[np.int32]) -> None:
         """Turn the keys of all layers in the cells from first on; cells of others turn by nothing."""
         assert self._shift is not None
-        ctx = self._backend.context(16 + 8 * len(self._pools))
+        ctx = self._backend.context(16 + 16 * len(self._pools))
+        # Its own: the step's graph goes on with the inputs it has.
+        rotation = Rotation(self._key_rotation.width) if self._key_rotation else None
+        if rotation:
+            rotation.make_input(ctx)
         turns = ctx.input(DType.I32, len(changes))
         ctx.forward(turns)  # gets memory, even where no layer turns its keys
         for layer, (pool, *_) in self._pools.items():
@@ -282,7 +310,10 @@ class CausalCache:
             strides = (row_bytes(self._dtype, dim), row_bytes(self._dtype, dim * n_heads))
             keys = ctx.use(pool).view((dim, n_heads, len(changes)), strides, first * strides[1])
             plain = keys if self._dtype is DType.F16 else keys.cast(DType.F32)
-            ctx.forward(self._shift(layer, plain, turns).copy_to(keys))
+            moved = self._shift(layer, rotation(plain) if rotation else plain, turns)
+            ctx.forward((rotation(moved) if rotation else moved).copy_to(keys))
+        if rotation:
+            rotation.set_input(ctx)
         ctx.set(turns, changes)
         ctx.compute()
         ctx.close()

@@ -40,6 +40,8 @@ class WantedLoad:
         """
         if loaded.n_ctx < self.options.n_ctx or loaded.kv_cache_type != self.options.kv_cache_type:
             return False
+        if loaded.flash_attention != self.options.flash_attention:
+            return False
         if loaded.adapters != self.options.adapters:
             return False
         return all(getattr(loaded, name) == getattr(self.options, name) for name in self.explicit - {"n_ctx"})
@@ -81,6 +83,7 @@ def wanted_load(
         n_batch=min(max(options.num_batch or 0, 0) or DEFAULT_N_BATCH, n_ctx),
         n_threads=max(options.num_thread or 0, 0),
         kv_cache_type=kv_cache_type(settings),
+        flash_attention=settings.flash_attention,
         use_mmap=True if options.use_mmap is None else options.use_mmap,
         adapters=[str(path) for path in adapters],
     )
@@ -94,6 +97,9 @@ def _is_positive(value: int | None) -> bool:
 
 
 def kv_cache_type(settings: Settings) -> Literal["f16", "q8_0", "q4_0"]:
+    if settings.kv_cache_type != "f16" and not settings.flash_attention:
+        log.warning("OLLAMA_KV_CACHE_TYPE=%s needs OLLAMA_FLASH_ATTENTION, using f16", settings.kv_cache_type)
+        return "f16"
     if settings.kv_cache_type in _KV_CACHE_TYPES:
         return cast(Literal["f16", "q8_0", "q4_0"], settings.kv_cache_type)
     log.warning("OLLAMA_KV_CACHE_TYPE=%r is not one of %s, using f16", settings.kv_cache_type, ", ".join(_KV_CACHE_TYPES))

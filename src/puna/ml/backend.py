@@ -40,6 +40,8 @@ class Context(Protocol):
     rows are inputs. Every input must be set before every compute, because its memory is reused once it was read.
     """
 
+    has_flash_attention: bool  # whether attention may use the fused operation
+
     def input(self, dtype: DType, *shape: int) -> Tensor: ...
     def use(self, tensor: Any) -> Any:
         """A handle on a weight or stored tensor for building with it in this graph."""

@@ -119,6 +119,9 @@ class Tensor(Protocol):
     def softmax(self) -> Self:
         """Over axis 0."""
 
+    def softmax_masked(self, mask: Self, scale: float, sinks: Self | None = None) -> Self:
+        """Softmax(scale * self + mask) over axis 0; self [m, n, n_heads, s], mask F16 [m, n, 1, s], sinks F32 [n_heads]."""
+
     def sum_rows(self) -> Self:
         """The sum over axis 0, which gets the length 1."""
 

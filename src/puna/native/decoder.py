@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from puna.native.llama import FLASH_ATTN_AUTO, LOAD_MODE_MMAP, LOAD_MODE_NONE, llama, llama_batch
+from puna.native.llama import FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, LOAD_MODE_MMAP, LOAD_MODE_NONE, llama, llama_batch
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -98,6 +98,7 @@ class ContextOptions:
     pooling: int  # POOLING_TYPE_*
     abort_function: int = 0
     abort_data: int = 0
+    flash_attention: bool = True
 
 
 class Context:
@@ -124,7 +125,7 @@ class Context:
         c.n_batch = c.n_ubatch = options.n_batch
         c.n_outputs_max = c.n_outputs_max_per_seq = max(options.n_outputs, options.n_sequences)
         c.n_threads = c.n_threads_batch = options.n_threads
-        c.flash_attn_type = FLASH_ATTN_AUTO
+        c.flash_attn_type = FLASH_ATTN_AUTO if options.flash_attention else FLASH_ATTN_DISABLED
         c.type_k = c.type_v = options.cache_type
         c.embeddings, c.pooling_type = options.embeds, options.pooling
         c.abort_callback, c.abort_callback_data = options.abort_function, options.abort_data

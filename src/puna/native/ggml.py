@@ -174,6 +174,7 @@ SHORT = {
     "ggml_geglu_split": "p ppp",
     "ggml_soft_max": "p pp",
     "ggml_soft_max_ext": "p pppff",
+    "ggml_soft_max_add_sinks": "v pp",
     "ggml_rope_ext": "p ppppiiiffffff",
     "ggml_flash_attn_ext": "p pppppfff",
     "ggml_flash_attn_ext_add_sinks": "v pp",

@@ -125,6 +125,7 @@ def _open_with_puna(path: Path, options: LoadOptions, n_threads: int, choice: Ch
         use_mmap=options.use_mmap,
         allows=facts.allows,
         adapters=options.adapters,
+        flash_attention=options.flash_attention,
     )
     try:
         facts.require_plain({kind.ggml_name for kind in backend.tensor_types})
@@ -165,6 +166,7 @@ def _open_with_libllama(path: Path, options: LoadOptions, n_threads: int, choice
             n_threads=n_threads,
             cache_type=int(_CACHE_TYPES[options.kv_cache_type]),
             pooling=int(pooling),
+            flash_attention=options.flash_attention,
             use_mmap=options.use_mmap,
             use_repacking=all(facts.allows(kind, name) for kind in facts.buffer_types for name in types),
             layers=options.gpu_layers,

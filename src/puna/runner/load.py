@@ -60,6 +60,8 @@ def check(options: LoadOptions) -> None:
         value = getattr(options, name)
         if not low <= value <= high:
             raise BadRequest(f"{name} must be from {low} to {high}, not {value}")
+    if options.kv_cache_type != "f16" and not options.flash_attention:
+        raise BadRequest(f"kv_cache_type {options.kv_cache_type} needs flash_attention")
 
 
 def measure(path: Path, options: LoadOptions, new_engine: bool | None = None) -> tuple[MemoryReport, Choice]:

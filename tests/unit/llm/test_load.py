@@ -30,6 +30,8 @@ SETTINGS = Settings()
         ({"num_batch": 0, "num_thread": -1}, {}, None, LoadOptions()),
         ({}, {"num_parallel": 2, "kv_cache_type": "q8_0"}, None, LoadOptions(n_parallel=2, kv_cache_type="q8_0")),
         ({}, {"kv_cache_type": "f64"}, None, LoadOptions()),
+        ({}, {"flash_attention": False}, None, LoadOptions(flash_attention=False)),
+        ({}, {"flash_attention": False, "kv_cache_type": "q8_0"}, None, LoadOptions(flash_attention=False)),
     ],
 )
 def test_load_options(options: dict[str, Any], settings: dict[str, Any], n_ctx_train: int | None, expected: LoadOptions) -> None:

@@ -292,6 +292,7 @@ def test_a_runner_that_cannot_be_launched_fails_the_request() -> None:
         (WantedLoad(wire.LoadOptions(n_threads=2), frozenset({"n_threads"})), DEFAULT, 1),
         (DEFAULT, WantedLoad(wire.LoadOptions(n_threads=2), frozenset({"n_threads"})), 2),
         (DEFAULT, WantedLoad(wire.LoadOptions(kv_cache_type="q8_0")), 2),
+        (DEFAULT, WantedLoad(wire.LoadOptions(flash_attention=False)), 2),
     ],
 )
 def test_reload_only_when_the_options_need_it(first: WantedLoad, second: WantedLoad, n_loads: int) -> None:

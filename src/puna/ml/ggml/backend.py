@@ -44,7 +44,9 @@ class GGMLBackend:
         use_mmap: bool = True,
         allows: Callable[[str, str], bool] = lambda _buffer_type, _tensor_type: True,
         adapters: Sequence[str | Path] = (),
+        flash_attention: bool = True,
     ) -> None:
+        self._flash_attention = flash_attention
         self._stack = ExitStack()
         self.file = self._stack.enter_context(GGUFFile.open(path))
         self.n_layers = self.file.metadata.integer("block_count")
@@ -180,7 +182,8 @@ class GGMLBackend:
         max_nodes += self._adapters.max_nodes
         if max_nodes not in self._arenas:
             self._arenas[max_nodes] = np.empty(GGMLContext.arena_bytes(max_nodes) + 1024, np.uint8)
-        return GGMLContext(self._scheduler_for(max_nodes), max_nodes, self._arenas[max_nodes])
+        scheduler, arena = self._scheduler_for(max_nodes), self._arenas[max_nodes]
+        return GGMLContext(scheduler, max_nodes, arena, has_flash_attention=self._flash_attention)
 
     def reserve_sizes(self, context: Any) -> list[int]:
         """Bytes of working memory per device that a graph needs, without taking them."""

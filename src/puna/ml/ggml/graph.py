@@ -20,7 +20,8 @@ class GGMLContext:
     Tensors given to it are GGMLTensors of the same backend; the protocol it fills cannot say so.
     """
 
-    def __init__(self, scheduler: int, max_nodes: int, arena: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, scheduler: int, max_nodes: int, arena: npt.NDArray[np.uint8], *, has_flash_attention: bool = True) -> None:
+        self.has_flash_attention = has_flash_attention
         self.scheduler = scheduler
         self._arena = arena
         self.address = structs.new_context(arena.size, arena.ctypes.data)

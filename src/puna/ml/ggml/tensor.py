@@ -131,6 +131,12 @@ class GGMLTensor:
     def softmax(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_soft_max(self.graph, self.address), self.graph)
 
+    def softmax_masked(self, mask: GGMLTensor, scale: float, sinks: GGMLTensor | None = None) -> GGMLTensor:
+        node = ggml().ggml_soft_max_ext(self.graph, self.address, mask.address, scale, 0.0)
+        if sinks is not None:
+            ggml().ggml_soft_max_add_sinks(node, sinks.address)
+        return GGMLTensor(node, self.graph)
+
     def sum_rows(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_sum_rows(self.graph, self.address), self.graph)
 
