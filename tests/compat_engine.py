@@ -34,7 +34,7 @@ class CompatEngine:
         adapters: Sequence[str] = (),
     ) -> None:
         limits = Limits(n_sequences, n_ctx, n_batch, n_pool)
-        options = Options(n_threads, cache_type, pooling, adapters=adapters)
+        options = Options(n_threads=n_threads, cache_type=cache_type, pooling=pooling, adapters=adapters)
         self.model = LlamaModel(GGUFFile.open(path), limits, options, max_rows=max_rows or n_batch)
         self.model.load(lambda _share: None)
         self.limits = self.model.limits

@@ -37,7 +37,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(path: Path, cache_type: int = TYPE_F16, **limits: Any) -> LlamaModel:
     given = {"max_sequences": 4, "n_ctx": 256, "n_batch": 128, **limits}
-    return LlamaModel(GGUFFile.open(path), Limits(**given), Options(1, cache_type))
+    return LlamaModel(GGUFFile.open(path), Limits(**given), Options(n_threads=1, cache_type=cache_type))
 
 
 def write_unknown(path: Path) -> Path:
