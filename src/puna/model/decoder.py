@@ -86,6 +86,14 @@ class DecoderOptions:
         """How far back this layer's rows see."""
         return ALL
 
+    def cached(self, layer: int) -> tuple[int, int, int]:
+        """How many heads' keys and values of this layer the cache holds, and how many values each has."""
+        return self.n_kv_heads[layer], self.head_dim, self.head_dim_v
+
+    def model_dims(self) -> dict[str, int]:
+        """Lengths of the axes of weights outside the layers."""
+        return {"embd": self.n_embd, "pairs": self.rope.n_dims // 2}
+
     def dims(self, layer: int) -> dict[str, int]:
         """Lengths of this layer's axes, by the names that weights are declared with."""
         heads, kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
@@ -125,6 +133,7 @@ class Step:
     cache: Cache
     factors: Tensor | None  # of the rotation
     temperature: Tensor | None = None  # on queries, [1, 1, n]
+    per_layer: Tensor | None = None  # what each layer is given beside the residual, [k, n, n_layers]
     layer: int = 0
     is_last: bool = False
     is_selected: bool = False  # only the rows whose logits are wanted are left
@@ -159,8 +168,7 @@ class Decoder(Generic[OptionsT]):
         o = self.options = self.Options.read(file)
         self.n_ctx_train = file.metadata.integer("context_length", 0)
         self.embeds = pooling_of(file) is not Pooling.NONE
-        dims = {"embd": o.n_embd, "pairs": o.rope.n_dims // 2}
-        w = self.weights = bind(self.Weights, backend, file, {"layers": o.n_layers}, dims, o.dims)
+        w = self.weights = bind(self.Weights, backend, file, {"layers": o.n_layers}, o.model_dims(), o.dims)
         self.n_vocab = file.tensors["token_embd.weight"].shape[1]
         factors = getattr(w, "factors", None)
         self.factors: Tensor | None = factors.choose(n_ctx, o.rope.original_ctx) if factors else None
@@ -169,11 +177,12 @@ class Decoder(Generic[OptionsT]):
         """Logits [n_vocab, n_outputs]; of a model that embeds, hidden states [n_embd, n_outputs]."""
         o, w = self.options, self.weights
         step = Step(ctx, inputs, cache, self.factors, self.temperature(inputs.positions))
-        x = self.embed(inputs)
+        x = self.enter(self.embed(inputs), step)
         for i, layer in enumerate(w.layers):
             step.layer, step.is_last = i, i == o.n_layers - 1
             cache.layer(i)
             x = layer(x, step, o)
+        x = self.leave(x)
         if not step.is_selected:
             (x,) = step.outputs_only(x)
         hidden = w.output_norm(x, o.eps)
@@ -183,6 +192,14 @@ class Decoder(Generic[OptionsT]):
         """The first layer's input, [n_embd, n]."""
         embedded: Tensor = self.weights.embedding(inputs.tokens)
         return embedded
+
+    def enter(self, x: Tensor, step: Step) -> Tensor:
+        """What the first layer gets; x [n_embd, n] is embedded."""
+        return x
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The residual [n_embd, n] of what the last layer gives."""
+        return x
 
     def temperature(self, positions: Tensor) -> Tensor | None:
         """Factors of queries by their positions, [1, 1, n]; None: all the same."""
@@ -204,21 +221,22 @@ class Decoder(Generic[OptionsT]):
 
     def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
         o = self.options
-        reaches = [self.reach(i) for i in range(o.n_layers)]
-        kinds = sorted(set(reaches), key=reaches.index)
-        choice = [kinds.index(reach) for reach in reaches]
+        layouts = [(self.reach(i), *o.cached(i)[1:]) for i in range(o.n_layers)]
+        kinds = sorted(set(layouts), key=layouts.index)
+        choice = [kinds.index(layout) for layout in layouts]
 
         def part(kind: int) -> CausalCache:
-            heads: Sequence[int] = [n if k == kind else 0 for n, k in zip(o.n_kv_heads, choice, strict=True)]
+            heads: Sequence[int] = [o.cached(i)[0] if k == kind else 0 for i, k in enumerate(choice)]
+            reach, head_dim_k, head_dim_v = kinds[kind]
             return CausalCache(
                 backend,
                 limits,
                 n_kv_heads=heads,
-                head_dim_k=o.head_dim,
-                head_dim_v=o.head_dim_v,
+                head_dim_k=head_dim_k,
+                head_dim_v=head_dim_v,
                 dtype=dtype,
                 shift=self.shift,
-                reach=kinds[kind],
+                reach=reach,
                 values_in_keys=o.values_in_keys,
             )
 
