@@ -21,6 +21,10 @@ _BACKOFF_STEP = 0.1  # of the room for layers
 _GIB = 1 << 30
 
 
+class NoRoomOnGPUs(OutOfMemory):
+    """What is lacking is memory of GPUs; without this, the host's."""
+
+
 @dataclass(frozen=True)
 class Free:
     """What a load may take."""
@@ -61,7 +65,7 @@ def negotiate(free: Free, wish: Wish) -> Generator[Attempt, LoadReply, LoadReply
         if not layout.parts:
             raise OutOfMemory(reply.error or "there was not enough memory")
         if wish.num_gpu is not None:
-            raise OutOfMemory(
+            raise NoRoomOnGPUs(
                 f"memory layout cannot be allocated with num_gpu = {wish.num_gpu}: {reply.error}"
                 f"{_listed(layout, free.gpus, demand)}; a smaller num_gpu or num_ctx needs less"
             )
@@ -69,7 +73,7 @@ def negotiate(free: Free, wish: Wish) -> Generator[Attempt, LoadReply, LoadReply
         while backoff <= 1 and place(free.gpus, demand, wish, backoff) == layout:
             backoff += _BACKOFF_STEP
         if backoff > 1:
-            raise OutOfMemory(
+            raise NoRoomOnGPUs(
                 f"memory layout cannot be allocated: {reply.error}{_listed(layout, free.gpus, demand)}"
                 "; a smaller num_ctx needs less"
             )
@@ -121,7 +125,7 @@ def _check_full(layout: Layout, gpus: Sequence[GPU], wish: Wish, demand: Demand,
     if gpus and wish.must_be_full and layout.n_layers < wanted:
         needed = sum(sorted(demand.layers, reverse=True)[:wanted]) if wanted < len(demand.layers) else sum(demand.layers)
         free = ", ".join(f"{gpu.name} {_size(capacity(gpu, demand, wish, backoff))}" for gpu in gpus)
-        raise OutOfMemory(
+        raise NoRoomOnGPUs(
             f"unable to load full model on GPU: {layout.n_layers} of {wanted} layers fit; they need {_size(needed)}, "
             f"and there is room for {free}"
         )
@@ -133,7 +137,7 @@ def _check_host(memory: MemoryReport, free: Free, wish: Wish) -> None:
     needed = memory.total - sum(d.total for d in memory.devices if d.is_gpu and d.device not in shares)
     if free.host is None or needed <= free.host:
         return
-    available = free.host if wish.must_be_full else free.host + free.swap
+    available = free.host if wish.without_swap else free.host + free.swap
     if needed > available:
         cache = sum(sum(d.cache) for d in memory.devices)
         raise OutOfMemory(

@@ -44,7 +44,8 @@ class Wish:
     main_gpu: int | None = None  # index of the GPU that comes first
     spread: bool = False  # over all GPUs, even if fewer would do
     overhead: int = 0  # bytes to leave free on each GPU
-    must_be_full: bool = False  # nothing less than what was asked for: other models may still make room
+    must_be_full: bool = False  # nothing less than what was asked for: other models may still make room on GPUs
+    without_swap: bool = False  # other models may still make room on the host
 
 
 @dataclass(frozen=True)

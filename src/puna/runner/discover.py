@@ -7,6 +7,7 @@ print, too.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Literal
 
@@ -22,6 +23,7 @@ FILTERS = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
     *("HSA_OVERRIDE_GFX_VERSION", "GGML_VK_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR"),
 )
+_LIFE_S = 60  # whoever asked has given up by then, or was killed; a driver that hangs keeps no process for ever
 _KINDS: dict[int, Literal["gpu", "igpu", "accel", "cpu"]] = {
     DEVICE_TYPE_GPU: "gpu",
     DEVICE_TYPE_IGPU: "igpu",
@@ -55,6 +57,8 @@ def _describe(device: Device) -> FoundDevice:
 
 
 def main() -> None:
+    if hasattr(signal, "alarm"):
+        signal.alarm(_LIFE_S)
     line = encode(discover())
     sys.stdout.flush()
     os.write(1, b"\n" + line + b"\n")

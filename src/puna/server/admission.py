@@ -16,7 +16,7 @@ from puna import wire
 from puna.errors import OutOfMemory
 from puna.llm.budget import Held, available
 from puna.llm.discovery import Machine
-from puna.llm.fitting import Free, negotiate
+from puna.llm.fitting import Free, NoRoomOnGPUs, negotiate
 from puna.llm.layout import Wish
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner
@@ -33,8 +33,9 @@ class Others:
     """The other models, as one load sees them."""
 
     held: Callable[[], list[Held]]
-    may_go: Callable[[], bool]  # whether one of them may leave for this load, now or later
-    make_room: Callable[[], Awaitable[None]]  # returns when one of them has gone, or none may go any more
+    # Whether one of them may leave for this load, now or later; True: one that has memory of GPUs.
+    may_go: Callable[[bool], bool]
+    make_room: Callable[[bool], Awaitable[None]]  # returns when one of them has gone, or none may go any more
 
 
 @dataclass(eq=False)
@@ -60,15 +61,17 @@ class Admission:
                     wanted.main_gpu,
                     spread=self.settings.sched_spread,
                     overhead=self.settings.gpu_overhead,
-                    must_be_full=others.may_go(),
+                    must_be_full=others.may_go(True),
+                    without_swap=others.may_go(False),
                 )
                 try:
                     return await self._in_the_largest_pool(runner, wanted.options, free, wish)
                 except OutOfMemory as error:
-                    if not wish.must_be_full:
+                    lacks_gpus = isinstance(error, NoRoomOnGPUs)
+                    if not (wish.must_be_full if lacks_gpus else wish.without_swap):
                         raise
                     log.info("%s; other models make room", error)
-                await self._make_room(others)
+                await self._make_room(others, lacks_gpus)
 
     async def _in_the_largest_pool(self, runner: Runner, options: wire.LoadOptions, free: Free, wish: Wish) -> wire.LoadReply:
         """With a context for each request that is computed at once; where nobody asked for that, they may share fewer."""
@@ -101,11 +104,11 @@ class Admission:
                 committed: wire.LoadReply = stop.value
                 return committed
 
-    async def _make_room(self, others: Others) -> None:
+    async def _make_room(self, others: Others, on_gpus: bool) -> None:
         """Returns when the memory of the model that left can be seen, or after a while all the same."""
         held = sum(model.memory.on_gpus for model in others.held())
         before = sum(gpu.free for gpu in self.machine.gpus or [])
-        await others.make_room()
+        await others.make_room(on_gpus)
         freed = held - sum(model.memory.on_gpus for model in others.held())
         clock = asyncio.get_running_loop().time
         deadline = clock() + _RECOVERY_S

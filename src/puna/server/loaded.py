@@ -46,6 +46,12 @@ class Loaded:
     timer: asyncio.TimerHandle | None = None
 
     @property
+    def is_on_gpus(self) -> bool:
+        """Whether its end would free memory of GPUs, as far as is known."""
+        memory = self.reply and self.reply.memory
+        return not memory or memory.on_gpus > 0
+
+    @property
     def options(self) -> wire.LoadOptions:
         return self.wanted.options
 

@@ -58,7 +58,7 @@ class Scheduler:
     _loaded: dict[Path, Loaded] = field(default_factory=dict)
     _queue: list[_Waiter] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _hungry: Loaded | None = None
+    _hungry: bool | None = None  # whether a load lacks memory of GPUs, or of the host; None: none lacks any
     _n_gone: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _is_closed: bool = False
@@ -193,7 +193,7 @@ class Scheduler:
         self._queue = [waiter for waiter in self._queue if not waiter.placed.done()]  # those whose task was cancelled
         self._renew_marks()
         if self._hungry is not None and not any(loaded.state is State.CLOSING for loaded in self._loaded.values()):
-            self._evict_one()  # before anybody in the queue joins the one who has to go
+            self._evict_one(on_gpus=self._hungry)  # before anybody in the queue joins the one who has to go
         n_free = self._max_loaded - len(self._loaded)
         n_closing = sum(loaded.state is State.CLOSING for loaded in self._loaded.values())
         promised: set[Path] = set()  # models that have a place coming to them
@@ -250,12 +250,12 @@ class Scheduler:
         if loaded.n_users == 0:
             self._close(loaded)
 
-    def _evict_one(self) -> bool:
+    def _evict_one(self, *, on_gpus: bool = False) -> bool:
         """Empty a place: of the idle models the one that expires first, else wait for the busy one kept shortest.
 
         False when no model may ever leave for another.
         """
-        evictable = [loaded for loaded in self._loaded.values() if not loaded.is_pinned]
+        evictable = [m for m in self._loaded.values() if not m.is_pinned and (m.is_on_gpus or not on_gpus)]
         ready = [loaded for loaded in evictable if loaded.state is State.READY]
         idle = [loaded for loaded in ready if loaded.n_users == 0]
         if idle:
@@ -281,7 +281,11 @@ class Scheduler:
     # Memory: what a load sees of the other models.
 
     def _others(self, loaded: Loaded) -> Others:
-        return Others(self._held, lambda: self._may_go(loaded), lambda: self._make_room(loaded))
+        return Others(
+            self._held,
+            lambda on_gpus: self._may_go(loaded, on_gpus=on_gpus),
+            lambda on_gpus: self._make_room(loaded, on_gpus=on_gpus),
+        )
 
     def _held(self) -> list[Held]:
         return [
@@ -290,20 +294,20 @@ class Scheduler:
             if loaded.process is not None and loaded.reply is not None and loaded.reply.memory is not None
         ]
 
-    def _may_go(self, hungry: Loaded) -> bool:
+    def _may_go(self, hungry: Loaded, *, on_gpus: bool) -> bool:
         """Whether another model's memory may become free; one that waits for memory itself has none to give."""
         return any(
             loaded.state is State.CLOSING or (loaded.reply is not None and not loaded.is_pinned)
             for loaded in self._loaded.values()
-            if loaded is not hungry
+            if loaded is not hungry and (loaded.is_on_gpus or not on_gpus)
         )
 
-    async def _make_room(self, hungry: Loaded) -> None:
+    async def _make_room(self, hungry: Loaded, *, on_gpus: bool) -> None:
         n_gone = self._n_gone
-        self._hungry = hungry
+        self._hungry = on_gpus
         try:
             self._place()
-            while self._n_gone == n_gone and self._may_go(hungry):
+            while self._n_gone == n_gone and self._may_go(hungry, on_gpus=on_gpus):
                 self._changed.clear()
                 await self._changed.wait()
         finally:
@@ -336,7 +340,9 @@ class Scheduler:
             await asyncio.shield(self._keep(runner.close()))
             raise
         loaded.state = State.READY
-        log.info("loaded %s in %.2f s", loaded.model.model_path.name, time.monotonic() - begin)
+        memory = loaded.reply.memory
+        size = f"{memory.total / 1e6:.0f} MB, {memory.on_gpus / 1e6:.0f} of them on GPUs" if memory else "of unknown size"
+        log.info("loaded %s in %.2f s: %s", loaded.model.model_path.name, time.monotonic() - begin, size)
         return runner
 
     async def _watch(self, loaded: Loaded) -> None:

@@ -141,7 +141,7 @@ def test_an_integrated_gpu_takes_the_host_s_memory() -> None:
 def test_swap_is_used_only_when_nobody_can_make_room() -> None:
     free = Free(host=50 * MIB, swap=20 * MIB)
     with pytest.raises(OutOfMemory, match=r"available \(50\.0 MiB\)"):
-        load(Runner([10] * 4), free, Wish(must_be_full=True))
+        load(Runner([10] * 4), free, Wish(without_swap=True))
     assert load(Runner([10] * 4), free).success
     with pytest.raises(OutOfMemory, match=r"available \(70\.0 MiB\)"):
         load(Runner([10] * 6), free)

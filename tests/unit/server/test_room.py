@@ -316,6 +316,20 @@ def test_memory_that_a_driver_gives_back_late_is_waited_for() -> None:
     play(scenario)
 
 
+def test_who_has_nothing_on_gpus_does_not_leave_for_want_of_them() -> None:
+    async def scenario(world: World) -> None:
+        world.machine.devices = [gpu("CUDA0", 10 * GIB + DRIVER)]
+        world.needs = {"a": 4 * GIB, "b": 8 * GIB, "c": 8 * GIB}
+        world.n_layers = 4
+        await world.touch(A, WantedLoad(wire.LoadOptions(), num_gpu=0), keep_alive=1)
+        await world.touch(B, keep_alive=100)
+        await world.touch(C)
+        assert world.closed == ["b"]
+        assert world.layers == {"a": {}, "b": {"CUDA0": (0, 4)}, "c": {"CUDA0": (0, 4)}}
+
+    play(scenario)
+
+
 def test_random_loads_never_take_more_than_there_is() -> None:
     async def scenario(world: World) -> None:
         source = random.Random(11)
