@@ -41,6 +41,7 @@ WAYS = (signal.SIGKILL, signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.S
 _TELLING = re.compile(
     r"unexpectedly stopped \((signal SIG(KILL|ABRT|SEGV|TERM)|exit status 0)"
     r"|runner has terminated \((signal SIG(KILL|ABRT|SEGV|TERM)|exit status 0)"
+    r"|has crashed \d+ times in a row, the last time with (signal SIG|exit status 0)"
     r"|the model was unloaded"
 )
 GREEDY = {"temperature": 0, "ignore_eos": True, "num_ctx": 256}

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from puna.errors import Overloaded
 from puna.llm.runner import Runner, command_for
 from puna.llm.spare import Spare
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 16.0
+PATIENCE_S = 2.0  # a request that would wait longer is refused
 FORGET_S = 60.0
 
 
@@ -68,13 +70,19 @@ class Launcher:
         self.spare = spare
         self._start = start
         self._backoff = Backoff()
+        self._endings: dict[Path, str] = {}  # how the last runner of a model ended that crashed
         self._watching: set[asyncio.Task[None]] = set()
 
     async def launch(self, model_path: Path) -> Runner:
-        """Errors: LoadError when no process can be started."""
+        """Errors: LoadError when no process can be started; Overloaded when it is too early after crashes in a row."""
         if pause_s := self._backoff.pause_s(model_path):
-            count = self._backoff.crashes_in_a_row(model_path)
-            log.warning("%d runners of %s have ended in a row: the next starts in %.1f s", count, model_path.name, pause_s)
+            report = (
+                f"the runner of {model_path.name} has crashed {self._backoff.crashes_in_a_row(model_path)} times in a row, "
+                f"the last time with {self._endings.get(model_path)}; it is started again in {pause_s:.1f} s"
+            )
+            if pause_s > PATIENCE_S:
+                raise Overloaded(report)
+            log.warning("%s", report)
             await asyncio.sleep(pause_s)
         runner = await (self.spare.launch(model_path) if self.spare else self._start(model_path))
         task = asyncio.create_task(self._watch(model_path, runner), name=f"end of runner {runner.pid}")
@@ -83,8 +91,10 @@ class Launcher:
         return runner
 
     async def _watch(self, model_path: Path, runner: Runner) -> None:
-        await runner.wait()
+        ending = await runner.ending()
         self._backoff.ended(model_path, has_crashed=runner.has_crashed, has_served=runner.has_served)
+        if runner.has_crashed:
+            self._endings[model_path] = ending
 
     def open(self) -> None:
         """Begin to start the spare."""

@@ -134,6 +134,12 @@ class Runner:
         """Whether it has answered a request to its end."""
         return self._has_served
 
+    async def ending(self) -> str:
+        """Wait for the process to end; how it did, and why if it said so."""
+        await self._process.wait()
+        await asyncio.wait([self._stderr], timeout=1.0)
+        return f"{self._how_it_ended()}{self._because()}"
+
     async def wait(self) -> int:
         """Wait for the process to end; its return code is negative when a signal ended it."""
         return await self._process.wait()

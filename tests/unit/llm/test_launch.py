@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from puna import wire
-from puna.errors import RunnerDied
+from puna.errors import Overloaded, RunnerDied
 from puna.llm import launch as launch_module
 from puna.llm.launch import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Backoff, Launcher
 from puna.llm.oom import oom_kills
@@ -101,6 +101,26 @@ def test_a_model_that_always_crashes_is_started_ever_more_rarely(script: dict[st
         assert third >= 0.3
         assert fourth >= 0.7
         assert (await load_and_ask(launcher, sound))[0] < 0.3
+        await launcher.close()
+
+    uvloop.run(scenario())
+
+
+def test_who_would_wait_long_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of a model that keeps crashing is free for others meanwhile."""
+    monkeypatch.setattr(launch_module, "FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr(launch_module, "LONGEST_PAUSE_S", 30.0)
+    path = write_script(tmp_path, exit_at_load=3, stderr="GGML_ASSERT(sky > 0) failed")
+
+    async def scenario() -> None:
+        launcher = Launcher(start=start)
+        for _ in range(2):
+            assert (await load_and_ask(launcher, path))[1] == "RunnerDied"
+        expected = (
+            r"model has crashed 2 times in a row, the last time with exit status 3: GGML_ASSERT\(sky > 0\) failed; .* in (29|30)"
+        )
+        with pytest.raises(Overloaded, match=expected):
+            await launcher.launch(path)
         await launcher.close()
 
     uvloop.run(scenario())
