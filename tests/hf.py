@@ -32,6 +32,13 @@ LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
+GEMMA_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
 TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -77,6 +84,20 @@ def hf_tensors(gguf: Path) -> dict[str, npt.NDArray[Any]]:
             for head in np.split(values, heads.get(part, 0)) if part in heads else ():
                 head[:] = np.concatenate([head[0::2], head[1::2]])
             found[f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}"] = values
+    return found
+
+
+def gemma_tensors(gguf: Path) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a tiny Gemma under the names that a checkpoint has; there norms are stored less one."""
+    names = LAYER_NAMES | GEMMA_NAMES
+    found: dict[str, npt.NDArray[Any]] = {}
+    with GGUFFile.open(gguf) as file:
+        for name, info in file.tensors.items():
+            dtype = {TensorType.F32: np.float32, TensorType.F16: np.float16}[info.type]
+            values: npt.NDArray[Any] = np.frombuffer(file.tensor_data(name), dtype).reshape(info.shape[::-1]).copy()
+            values = values - np.float32(1) if values.ndim == 1 else values
+            inner = name.split(".")
+            found[TOP_NAMES.get(name) or f"model.layers.{inner[1]}.{names[inner[2]]}.weight"] = values
     return found
 
 
@@ -126,6 +147,28 @@ def tokenizer_json(vocabulary: Vocabulary, pattern: str = LLAMA3_PATTERN) -> dic
             "merges": [merge.decode() for merge in vocabulary.merges],
         },
     }
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+def message(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def sentencepiece_file(vocabulary: Vocabulary, kind: int = 2, *, adds_space_prefix: bool = True) -> bytes:
+    """What the SentencePiece library writes, in its fields that matter and one that does not."""
+    content = b""
+    for text, score, piece_kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.kinds, strict=True):
+        piece = message(1, text) + b"\x15" + struct.pack("<f", score)
+        content += message(1, piece if piece_kind == 1 else piece + b"\x18" + bytes([piece_kind]))
+    trainer = message(1, b"corpus.txt") + b"\x18" + bytes([kind])
+    normalizer = message(1, b"identity") + b"\x18" + bytes([adds_space_prefix])
+    return content + message(2, trainer) + message(3, normalizer)
 
 
 def write_checkpoint(
@@ -204,10 +247,64 @@ class Definition:
         return self._linear(mixed.transpose(1, 0, 2).reshape(len(x), -1), f"{layer}o_proj")
 
     def _rotated(self, x: Floats, factors: Floats | None) -> Floats:
-        """Each number of the first half of a head with the one at the same place in the second half."""
-        half = x.shape[-1] // 2
-        frequencies = self._config["rope_theta"] ** -(np.arange(half) / half) / (1.0 if factors is None else factors)
-        angles = np.arange(x.shape[1])[:, None] * frequencies
-        first, second = x[..., :half], x[..., half:]
-        sine, cosine = np.sin(angles), np.cos(angles)
-        return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], -1)
+        return _turned(x, self._config["rope_theta"], 1.0 if factors is None else factors)
+
+
+class GemmaDefinition(Definition):
+    """Gemma 2 or 3: norms around attention and MLP, windows, and caps where the configuration has them."""
+
+    def logits(self, tokens: list[int], factors: Floats | None = None) -> Floats:
+        """[n_tokens, n_vocab]"""
+        config, table = self._config, self._tensors["model.embed_tokens.weight"]
+        x = table[tokens] * np.sqrt(config["hidden_size"])
+        for i in range(config["num_hidden_layers"]):
+            layer = f"model.layers.{i}."
+            is_full = (i + 1) % config["period"] == 0
+            mixed = self._gemma_attend(self._norm(x, f"{layer}input_layernorm.weight"), f"{layer}self_attn.", is_full)
+            x = x + self._norm(mixed, f"{layer}post_attention_layernorm.weight")
+            y = self._norm(x, f"{layer}pre_feedforward_layernorm.weight")
+            gate = self._linear(y, f"{layer}mlp.gate_proj")
+            gelu = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+            y = self._linear(gelu * self._linear(y, f"{layer}mlp.up_proj"), f"{layer}mlp.down_proj")
+            x = x + self._norm(y, f"{layer}post_feedforward_layernorm.weight")
+        return _capped(np.asarray(self._norm(x, "model.norm.weight") @ table.T), config["final_logit_softcapping"])
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        size = np.sqrt((x**2).mean(-1, keepdims=True) + self._config["rms_norm_eps"])
+        return np.asarray(x / size * (1 + self._tensors[name]))
+
+    def _gemma_attend(self, x: Floats, layer: str, is_full: bool) -> Floats:
+        config = self._config
+        n_heads, n_kv_heads, n = config["num_attention_heads"], config["num_key_value_heads"], len(x)
+        query, key, value = (
+            self._linear(x, f"{layer}{part}_proj").reshape(n, heads, -1).transpose(1, 0, 2)
+            for part, heads in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads))
+        )
+        base, stretch = config["rope_theta"], (config["rope_scaling"] or {"factor": 1.0})["factor"]
+        if f"{layer}q_norm.weight" in self._tensors:
+            query, key = self._norm(query, f"{layer}q_norm.weight"), self._norm(key, f"{layer}k_norm.weight")
+            base, stretch = (base, stretch) if is_full else (config["rope_local_base_freq"], 1.0)
+        query, key = (_turned(part, base, stretch) for part in (query, key))
+        key, value = (np.repeat(part, n_heads // n_kv_heads, axis=0) for part in (key, value))
+        scores = query @ key.transpose(0, 2, 1) / np.sqrt(config["query_pre_attn_scalar"])
+        scores = _capped(scores, config["attn_logit_softcapping"])
+        age = np.arange(n)[:, None] - np.arange(n)
+        scores[:, (age < 0) | (not is_full and age >= config["sliding_window"])] = -np.inf
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = weights / weights.sum(-1, keepdims=True) @ value
+        return self._linear(mixed.transpose(1, 0, 2).reshape(n, -1), f"{layer}o_proj")
+
+
+def _capped(values: Floats, cap: float | None) -> Floats:
+    return values if cap is None else np.asarray(np.tanh(values / cap) * cap)
+
+
+def _turned(x: Floats, base: float, stretch: float | Floats) -> Floats:
+    """Rotated, with frequencies divided by *stretch*: each number of the first half of a head with the one at the same
+    place in the second half.
+    """
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[1])[:, None] / stretch * base ** -(np.arange(half) / half)
+    first, second = x[..., :half], x[..., half:]
+    sine, cosine = np.sin(angles), np.cos(angles)
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], -1)

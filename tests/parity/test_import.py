@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,27 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert.checkpoint import Checkpoint
 from puna.gguf.convert.registry import convert
 from puna.gguf.reader import GGUFFile
 from puna.tokenizer.tokenizer import Tokenizer
-from tests.hf import LLAMA3_PATTERN, QWEN2_PATTERN, Definition, bfloat16, hf_config, hf_tensors, write_checkpoint
+from tests.hf import (
+    LLAMA3_PATTERN,
+    QWEN2_PATTERN,
+    Definition,
+    GemmaDefinition,
+    bfloat16,
+    gemma_tensors,
+    hf_config,
+    hf_tensors,
+    sentencepiece_file,
+    write_checkpoint,
+)
 from tests.oracle import Oracle
 from tests.parity.test_llama import TOLERANCE, tokens
 from tests.puna_engine import PunaEngine
-from tests.tiny import write_llama
+from tests.tiny import spm_vocabulary, write_gemma3, write_llama
 
 LENGTH = 60
 
@@ -168,3 +181,73 @@ def test_other_stretches_become_metadata(scaling: dict[str, Any], keys: dict[str
     with GGUFFile.open(converted(folder)) as file:
         found = {key.removeprefix("llama.rope."): value for key, value in file.metadata.items() if ".rope.scaling." in key}
     assert found == keys
+
+
+GEMMAS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # architecture, what the file has, what the configuration says
+    "gemma2": ("Gemma2ForCausalLM", {"n_layers": 4}, {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3ForCausalLM", {"n_layers": 7}, {}),
+    "gemma3-stretched": ("Gemma3ForCausalLM", {"n_layers": 7}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+}
+
+
+@pytest.fixture(params=GEMMAS)
+def gemma(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """A checkpoint's folder, its tensors and its configuration."""
+    architecture, options, stated = GEMMAS[request.param]
+    source = write_gemma3(tmp_path / "m.gguf", dtype="f16", architecture=request.param.partition("-")[0], window=32, **options)
+    config = hf_config(source, architecture) | {
+        "head_dim": 64,
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 32,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": None,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        **stated,
+    }
+    tensors = gemma_tensors(source)
+    folder = write_checkpoint(tmp_path / "hf", tensors, config)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    (folder / "tokenizer.model").write_bytes(sentencepiece_file(spm_vocabulary()))
+    return folder, tensors, config
+
+
+def test_gemmas_compute_what_the_checkpoint_defines(
+    gemma: tuple[Path, dict[str, npt.NDArray[Any]], dict[str, Any]],
+) -> None:
+    """The text is longer than the window."""
+    folder, tensors, config = gemma
+    period = 2 if "Gemma2" in config["architectures"][0] else 6
+    expected = GemmaDefinition(tensors, config | {"period": period}).logits(tokens(LENGTH, 1, 300))
+    path = converted(folder)
+    for engine in (PunaEngine, Oracle):
+        found = logits(engine, path)
+        assert ((found - expected) ** 2).sum() <= TOLERANCE * (expected**2).sum()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"query_pre_attn_scalar": 256}, r"query_pre_attn_scalar is 256\.0; a gemma. can only be converted with 64"),
+        ({"layer_types": ["full_attention"] * 7}, "layer_types is"),
+        ({"hidden_activation": "silu"}, "hidden_activation is silu"),
+        ({"rope_local_base_freq": 5e3}, "rope_local_base_freq is 5000"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "a rotation of type 'yarn'"),
+        ({"sliding_window": 0}, "sliding_window is 0"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+    ],
+)
+def test_a_gemma_of_another_build_is_refused(
+    changes: dict[str, Any],
+    says: str,
+    gemma: tuple[Path, dict[str, npt.NDArray[Any]], dict[str, Any]],
+) -> None:
+    folder, _, config = gemma
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises((FileFormatError, UnsupportedModel), match=says):
+        converted(folder)

@@ -7,7 +7,6 @@ llama.cpp's for these architectures. Mistral's window is not written: llama.cpp'
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,14 +18,21 @@ import numpy as np
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert import vocabulary
 from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, Tensors, ignore
+from puna.gguf.convert.numbers import check_range, number, positive
 from puna.gguf.convert.output import Output, Rows, file_type, unchanged
 from puna.gguf.types import ValueType
 from puna.gguf.writer import GGUFWriter
 
-MAX_LAYERS = 1024
-MAX_HEADS = 1 << 16
-MAX_TOKENS = 1 << 22
-_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LIMITS = {
+    "hidden_size": 1 << 20,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 1 << 16,
+    "intermediate_size": 1 << 24,
+    "max_position_embeddings": 1 << 31,
+    "n_kv_heads": 1 << 16,
+    "head_width": 1 << 16,
+}
+TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 MATRICES = {  # of a layer: name in GGUF, name in the checkpoint
@@ -76,18 +82,7 @@ class Config(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Errors: FileFormatError naming the field; UnsupportedModel for an arithmetic that the architecture has not."""
-        limits = {
-            "hidden_size": 1 << 20,
-            "num_hidden_layers": MAX_LAYERS,
-            "num_attention_heads": MAX_HEADS,
-            "intermediate_size": 1 << 24,
-            "max_position_embeddings": 1 << 31,
-            "n_kv_heads": MAX_HEADS,
-            "head_width": 1 << 16,
-        }
-        for name, limit in limits.items():
-            if not 0 < getattr(self, name) <= limit:
-                raise FileFormatError(f"config.json: {name} is {getattr(self, name)}, not from 1 to {limit}")
+        check_range(self, LIMITS)
         if self.num_attention_heads % self.n_kv_heads or self.head_width % 2:
             raise FileFormatError(
                 f"config.json: {self.num_attention_heads} heads of {self.head_width} cannot share {self.n_kv_heads} for keys"
@@ -134,11 +129,11 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
     config = checkpoint.decoded("config.json", Config)
     config.check()
     with checkpoint.tensors() as tensors:
-        n_tokens = _n_tokens(tensors, config)
+        n_tokens = vocabulary.n_embeddings(tensors, TABLE, config.hidden_size)
         ids = msgspec.structs.asdict(config)
         words = vocabulary.read(checkpoint, n_tokens, ids)
         writer = GGUFWriter(family.architecture)
-        writer.add("general.file_type", file_type(tensors, _TABLE), ValueType.UINT32)
+        writer.add("general.file_type", file_type(tensors, TABLE), ValueType.UINT32)
         _add_options(writer, family, config, n_tokens)
         words.add_to(writer)
         output = Output(writer, tensors)
@@ -148,17 +143,6 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
         if factors is not None:
             writer.add_tensor("rope_freqs.weight", factors)
         output.write(target, on_bytes)
-
-
-def _n_tokens(tensors: Tensors, config: Config) -> int:
-    """Rows of the table of embeddings."""
-    shape = tensors.stored(_TABLE).shape
-    if len(shape) != 2 or shape[1] != config.hidden_size or not 0 < shape[0] <= MAX_TOKENS:
-        raise FileFormatError(
-            f"{tensors.home(_TABLE).name}: tensor {_TABLE} has the shape {list(shape)}, not up to {MAX_TOKENS} rows of "
-            f"{config.hidden_size}"
-        )
-    return shape[0]
 
 
 def _add_options(writer: GGUFWriter, family: Family, config: Config, n_tokens: int) -> None:
@@ -174,15 +158,15 @@ def _add_options(writer: GGUFWriter, family: Family, config: Config, n_tokens: i
     }
     if config.head_width * config.num_attention_heads != config.hidden_size or family.normalises_heads:
         numbers |= {"attention.key_length": config.head_width, "attention.value_length": config.head_width}
-    for key, number in numbers.items():
-        writer.add(f"{family.architecture}.{key}", number, ValueType.UINT32)
+    for key, whole in numbers.items():
+        writer.add(f"{family.architecture}.{key}", whole, ValueType.UINT32)
     floats = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.freq_base": _rope_base(config)}
     for key, value in (floats | _scaling(config)).items():
         writer.add(f"{family.architecture}.{key}", value)
 
 
 def _rope_base(config: Config) -> float:
-    base = _number(config.rope, "rope_theta", config.rope_theta)
+    base = number(config.rope, "rope_theta", config.rope_theta)
     if base <= 0:
         raise FileFormatError(f"config.json: rope_theta is {base}")
     return base
@@ -203,13 +187,13 @@ def _scaling(config: Config) -> dict[str, Any]:
         return {}
     if kind == "yarn" and any(rope.get(name) is not None for name in ("attention_factor", "mscale", "mscale_all_dim")):
         raise UnsupportedModel("config.json: YaRN with a magnitude of its own cannot be converted")
-    found: dict[str, Any] = {"rope.scaling.type": kind, "rope.scaling.factor": _positive(rope, "factor")}
+    found: dict[str, Any] = {"rope.scaling.type": kind, "rope.scaling.factor": positive(rope, "factor")}
     if kind == "yarn":
         original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
-        found["rope.scaling.original_context_length"] = int(_positive({"original": original}, "original"))
+        found["rope.scaling.original_context_length"] = int(positive({"original": original}, "original"))
         for name in ("beta_fast", "beta_slow"):
             if rope.get(name) is not None:
-                found[f"rope.scaling.yarn_{name}"] = _positive(rope, name)
+                found[f"rope.scaling.yarn_{name}"] = positive(rope, name)
     return found
 
 
@@ -218,27 +202,13 @@ def _frequency_factors(config: Config) -> np.ndarray[Any, np.dtype[np.float32]] 
     if _rope_type(config) != "llama3":
         return None
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    factor, low, high, original = (_positive(config.rope, name) for name in names)
+    factor, low, high, original = (positive(config.rope, name) for name in names)
     if high <= low:
         raise FileFormatError(f"config.json: high_freq_factor {high} is not above low_freq_factor {low}")
     half = config.head_width // 2
     wavelengths = 2 * math.pi * _rope_base(config) ** (np.arange(half) / half)
     blend = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     return np.asarray(1 / ((1 - blend) / factor + blend), np.float32)
-
-
-def _number(options: Mapping[str, Any], name: str, default: float) -> float:
-    value = options.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise FileFormatError(f"config.json: {name} is {str(value)[:60]}, not a number")
-    return float(value)
-
-
-def _positive(options: Mapping[str, Any], name: str) -> float:
-    value = _number(options, name, math.nan)
-    if not 0 < value < 1 << 31:
-        raise FileFormatError(f"config.json: {name} is {value}")
-    return value
 
 
 def interleaved(n_heads: int, rows: Rows) -> Rows:
@@ -258,7 +228,7 @@ def _layout(family: Family, config: Config, n_tokens: int, tensors: Tensors) -> 
     q_width, kv_width = config.num_attention_heads * config.head_width, config.n_kv_heads * config.head_width
     turned = (config.num_attention_heads, config.n_kv_heads) if family.interleaves else (0, 0)
     places: dict[str, _Place] = {
-        "token_embd.weight": (_TABLE, (n_tokens, width), 0),
+        "token_embd.weight": (TABLE, (n_tokens, width), 0),
         "output_norm.weight": ("model.norm.weight", (width,), 0),
     }
     if not config.tie_word_embeddings:

@@ -14,6 +14,8 @@ from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, ignore
 CONVERTERS = {
     "BertModel": "puna.gguf.convert.bert",
     "BertForMaskedLM": "puna.gguf.convert.bert",
+    "Gemma2ForCausalLM": "puna.gguf.convert.gemma",
+    "Gemma3ForCausalLM": "puna.gguf.convert.gemma",
     "LlamaForCausalLM": "puna.gguf.convert.llama",
     "MistralForCausalLM": "puna.gguf.convert.llama",
     "Qwen2ForCausalLM": "puna.gguf.convert.llama",

@@ -16,11 +16,13 @@ import msgspec
 
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert import sentencepiece
-from puna.gguf.convert.checkpoint import Checkpoint
+from puna.gguf.convert.checkpoint import Checkpoint, Tensors
 from puna.gguf.types import ValueType
 from puna.gguf.writer import GGUFWriter
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types as GGUF numbers them
+
+MAX_TOKENS = 1 << 22
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -132,6 +134,19 @@ def read(checkpoint: Checkpoint, n_tokens: int, ids: Mapping[str, Any]) -> Vocab
     return vocabulary
 
 
+def n_embeddings(tensors: Tensors, table: str, width: int) -> int:
+    """Rows of the table of embeddings.
+
+    Errors: FileFormatError naming file and tensor.
+    """
+    shape = tensors.stored(table).shape
+    if len(shape) != 2 or shape[1] != width or not 0 < shape[0] <= MAX_TOKENS:
+        raise FileFormatError(
+            f"{tensors.home(table).name}: tensor {table} has the shape {list(shape)}, not up to {MAX_TOKENS} rows of {width}"
+        )
+    return shape[0]
+
+
 def _byte_level(file: _TokenizerFile, n_tokens: int) -> Vocabulary:
     model = file.model
     if model.type != "BPE" or model.byte_fallback:
@@ -161,6 +176,9 @@ def _sentencepiece(checkpoint: Checkpoint, file: _TokenizerFile, n_tokens: int) 
     if not added and checkpoint.has("added_tokens.json"):
         found = checkpoint.decoded("added_tokens.json", dict[str, int])
         added = [_AddedToken(number, text) for text, number in found.items()]
+    for token in added:  # some that are special count as text in tokenizer.model
+        if 0 <= token.id < len(model.pieces) and token.special and kinds[token.id] in (NORMAL, USER_DEFINED):
+            kinds[token.id] = CONTROL
     _put_added(tokens, kinds, [token for token in added if token.id >= len(model.pieces)], "the added tokens")
     flags = {"add_space_prefix": model.adds_space_prefix}
     return Vocabulary("llama", "default", tokens, kinds, scores=scores, flags=flags)
