@@ -82,7 +82,7 @@ def open_file(path: Path, options: LoadOptions, n_threads: int, new_engine: bool
         except (UnsupportedModel, MissingTensors) as error:
             if choice.is_forced:
                 raise
-            refusal, choice = error, Choice("compat", str(error))
+            refusal, choice = error, Choice("compat", str(error).removeprefix(f"{path}: "))
     try:
         return _said(path, _open_with_libllama(path, options, n_threads, choice))
     except PunaError:
