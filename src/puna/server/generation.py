@@ -156,10 +156,13 @@ async def fit(
     def kept(begin: int) -> list[T]:
         return [message for number, message in enumerate(messages) if number >= begin or is_system(message)]
 
-    prompt = await render(kept(0))
-    if await _fits(prompt, runner, n_ctx):
-        return prompt
-    low, high, best = 1, len(messages) - 1, ""
+    # A message is a token at least: of more messages than that the first cannot be kept, however many were sent.
+    first = max(0, len(messages) - n_ctx)
+    if first == 0:
+        prompt = await render(kept(0))
+        if await _fits(prompt, runner, n_ctx):
+            return prompt
+    low, high, best = max(1, first), len(messages) - 1, ""
     while low < high:
         middle = (low + high) // 2
         prompt = await render(kept(middle))
