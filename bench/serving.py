@@ -40,6 +40,9 @@ FIGURES = (
     ("longest between texts, ms", "gap_max_s", 1),
     ("longest without text for anyone, ms", "stall_max_s", 1),
     ("between texts before, p50 ms", "gap_before_p50_s", 1),
+    ("between texts without the schema, p50 ms", "gap_free_p50_s", 1),
+    ("its growth by the schema, p50", "gap_growth", 3),
+    ("its growth by the schema, mean", "gap_mean_growth", 3),
     ("first token when idle, s", "idle_first_token_s", 3),
     ("chunks of the prompt", "chunks", 0),
     ("one chunk's own time, ms", "chunk_s", 1),
@@ -55,7 +58,16 @@ FIGURES = (
     ("client's CPU, cores", "client_cpu_share", 3),
     ("others' CPU, cores", "foreign_cpu_share", 2),
 )
-NO_RATIO = {"answers", "tokens_per_text", "chunks", "left", "client_cpu_share", "foreign_cpu_share"}
+NO_RATIO = {
+    "gap_growth",
+    "gap_mean_growth",
+    "answers",
+    "tokens_per_text",
+    "chunks",
+    "left",
+    "client_cpu_share",
+    "foreign_cpu_share",
+}
 
 
 # Rows during which others took more than this are marked: they say little.

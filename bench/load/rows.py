@@ -33,11 +33,11 @@ class Target:
     contender: Contender
     api: API = "chat"
 
-    async def ask(self, prompt: str, n_tokens: int) -> Exchange:
+    async def ask(self, prompt: str, n_tokens: int, **more: Any) -> Exchange:
         path = "/v1/chat/completions" if self.api == "chat" else "/v1/completions"
-        return await Exchange.post(self.contender.url + path, self._body(prompt, n_tokens))
+        return await Exchange.post(self.contender.url + path, self._body(prompt, n_tokens, more))
 
-    def _body(self, prompt: str, n_tokens: int) -> bytes:
+    def _body(self, prompt: str, n_tokens: int, more: dict[str, Any]) -> bytes:
         body: dict[str, Any] = {
             "model": self.contender.model,
             "max_tokens": n_tokens,
@@ -45,6 +45,7 @@ class Target:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **more,
         }
         body |= {"messages": [{"role": "user", "content": prompt}]} if self.api == "chat" else {"prompt": prompt}
         return json.dumps(body).encode()
@@ -73,8 +74,8 @@ class Row:
     measure: Measure
 
 
-def clients(n_clients: int, n_requests: int, n_words: int = 100, n_tokens: int = 64) -> Measure:
-    """So many clients, each of which sends its next request when the last is answered."""
+def clients(n_clients: int, n_requests: int, n_words: int = 100, n_tokens: int = 64, **more: Any) -> Measure:
+    """So many clients, each of which sends its next request when the last is answered; *more* is part of each."""
 
     async def measure(target: Target, prompts: Prompts) -> Sample:
         texts = [prompts.words(n_words) for _ in range(n_requests)]
@@ -83,13 +84,48 @@ def clients(n_clients: int, n_requests: int, n_words: int = 100, n_tokens: int =
 
         async def client() -> None:
             for text in waiting:
-                exchange = await target.ask(text, n_tokens)
+                exchange = await target.ask(text, n_tokens, **more)
                 exchanges.append(exchange)
                 await _patiently([exchange])
 
         begin = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(n_clients)))
         return _timed(sample_of(answers.read(exchange, n_tokens) for exchange in exchanges), begin, exchanges)
+
+    return measure
+
+
+# Longer than any answer that is asked for, so that no grammar is complete before its time.
+_PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+_PEOPLE = {"type": "array", "items": _PERSON, "minItems": 100, "maxItems": 100}
+SCHEMA = {"type": "object", "properties": {"people": _PEOPLE}, "required": ["people"], "additionalProperties": False}
+
+
+def constrained(n_clients: int, n_requests: int) -> Measure:
+    """The same clients without and with a JSON schema: by how much does the time between two texts grow?
+
+    The sample is that of the schema. Only the chat API has one.
+    """
+    free = clients(n_clients, n_requests)
+    schema = {"type": "json_schema", "json_schema": {"name": "people", "schema": SCHEMA}}
+    bound = clients(n_clients, n_requests, response_format=schema)
+
+    async def measure(target: Target, prompts: Prompts) -> Sample:
+        if target.api != "chat":
+            return Sample(problems=["this row needs the chat API"])
+        await clients(1, 1, n_tokens=8, response_format=schema)(target, prompts)  # compiled once per server
+        without, sample = await free(target, prompts), await bound(target, prompts)
+        sample.problems += without.problems
+        if without.gaps_s and sample.gaps_s:
+            before, after = statistics.median(without.gaps_s), statistics.median(sample.gaps_s)
+            mean_growth = statistics.fmean(sample.gaps_s) / statistics.fmean(without.gaps_s)
+            sample.note(gap_free_p50_s=before, gap_growth=after / before, gap_mean_growth=mean_growth)
+        return sample
 
     return measure
 
@@ -208,6 +244,7 @@ ROWS = [
     Row("32", "32 clients, 100 words each", clients(32, 32)),
     Row("prefix", "16 at once, 400 words shared", shared_prefix(16)),
     Row("long", "4,000 words amid 4 streams", long_prompt(4, 4000)),
+    Row("schema", "8 clients, answers by a JSON schema", constrained(8, 16)),
     Row("cancel", "64 at once, 60 % leave", cancels(64)),
 ]
 WARM_UP = clients(8, 8, n_words=20, n_tokens=8)
