@@ -29,6 +29,7 @@ from puna.runner.embedding import (
     schedule_whole,
     take,
 )
+from puna.runner.groups import cut, without
 from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.request import Request
 from puna.runner.sampling import sample
@@ -306,11 +307,12 @@ class Engine:
         """Drop half of what follows the kept tokens, and compute what cannot be moved again."""
         cache = self._need().cache
         n_discard = max((request.n_ctx - request.n_keep) // 2, 1)
-        begin, end = request.n_keep, request.n_keep + n_discard
+        begin, end = cut(request.n_keep, request.n_keep + n_discard, request.groups)
+        request.groups = without(begin, end, request.groups)
         del request.tokens[begin:end]
         try:
             cache.remove(request.slot, begin, end)
-            request.n_computed -= n_discard
+            request.n_computed -= end - begin
         except NotSupported:
             request.n_computed = resume_point(cache, request.slot, begin)
             cache.remove(request.slot, request.n_computed)

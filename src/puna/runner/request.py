@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from puna.errors import BadRequest, ContextOverflow
+from puna.runner.groups import Group, cut, without
 from puna.runner.schedule import Progress
 from puna.runner.text import TextStream
 from puna.runner.thoughts import ThoughtMeter
@@ -25,7 +26,9 @@ MAX_CONTEXTS = 10
 class Request:
     """``tokens`` are those of prompt and answer; the first ``n_computed`` of them are in the cache of ``slot``."""
 
-    def __init__(self, wire: CompletionRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit) -> None:
+    def __init__(
+        self, wire: CompletionRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit, groups: Sequence[Group] = ()
+    ) -> None:
         tokens = [*wire.context, *tokenizer.encode(wire.prompt, add_special=not wire.context)]
         bad = next((t for t in wire.context if not 0 <= t < tokenizer.n_tokens), None)
         if bad is not None:
@@ -37,7 +40,7 @@ class Request:
         self.wire = wire
         self.n_ctx = n_ctx
         self.n_keep = _n_keep(wire, len(tokens), n_ctx)
-        self.tokens = fit(tokens, self.n_keep, n_ctx, wire)
+        self.tokens, self.groups = fit(tokens, self.n_keep, n_ctx, wire, groups)
         self.n_prompt = len(self.tokens)
         self.n_computed = 0
         self.n_cached = 0
@@ -64,7 +67,7 @@ class Request:
 
     @property
     def progress(self) -> Progress:
-        return Progress(self.n_computed, len(self.tokens))
+        return Progress(self.n_computed, len(self.tokens), groups=self.groups)
 
     def start(self) -> None:
         self._started = time.perf_counter_ns()
@@ -172,17 +175,20 @@ def _n_keep(wire: CompletionRequest, n_tokens: int, n_ctx: int) -> int:
     return min(wanted, n_tokens, n_ctx // 2)
 
 
-def fit(tokens: list[int], n_keep: int, n_ctx: int, wire: CompletionRequest) -> list[int]:
-    """The prompt as it fits the context: the first n_keep tokens and the newest, with room for an answer.
+def fit(
+    tokens: list[int], n_keep: int, n_ctx: int, wire: CompletionRequest, groups: Sequence[Group] = ()
+) -> tuple[list[int], list[Group]]:
+    """The prompt as it fits the context, and its groups: the first n_keep tokens and the newest, with room for an answer.
 
     Errors: ContextOverflow when it does not fit and may not be truncated.
     """
     if len(tokens) <= n_ctx:
-        return tokens
+        return tokens, list(groups)
     if not wire.truncate:
         raise ContextOverflow(len(tokens), n_ctx)
     room = max(n_ctx // 4, 1)
     if wire.n_predict >= 0:
         room = min(room, max(wire.n_predict, 1))
     n_tail = max(n_ctx - room - n_keep, 1)
-    return [*tokens[:n_keep], *tokens[-n_tail:]]
+    begin, end = cut(n_keep, len(tokens) - n_tail, groups)
+    return [*tokens[:begin], *tokens[end:]], without(begin, end, groups)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from puna.runner.groups import Group, whole
+
 # While others decode, a long prompt advances by at most this many tokens per step: it bounds how long they wait.
 MIXED_TOKENS = 128
 
@@ -20,6 +22,7 @@ class Progress:
     n_computed: int
     n_wanted: int
     n_stop: int = 0  # a step should not go beyond so many tokens; 0: it may
+    groups: Sequence[Group] = ()  # each is computed in one step; none is larger than a batch
 
     @property
     def n_behind(self) -> int:
@@ -31,20 +34,37 @@ def schedule(requests: Sequence[Progress], n_batch: int) -> list[int]:
 
     Requests that are one token behind come first: they cost little, and someone reads their text as it appears. What
     remains goes to the others in the order given, which is the order of arrival, so that nobody is passed over for
-    ever. With only decoding or only prompts the whole batch is theirs.
+    ever. With only decoding or only prompts the whole batch is theirs. A group of tokens that must stay together may be
+    larger than a prompt's share of a step; if it is the oldest's turn and there is no room beside those who decode, some
+    of them wait for one step.
     """
     counts = [0] * len(requests)
+    prompts = [i for i, request in enumerate(requests) if request.n_behind > 1]
     left = n_batch
+    if prompts:
+        left -= _first_group(requests[prompts[0]])
     for i, request in enumerate(requests):
-        if request.n_behind == 1 and left:
+        if request.n_behind == 1 and left > 0:
             counts[i] = 1
             left -= 1
-    if any(counts):
-        left = min(left, MIXED_TOKENS)
-    for i, request in enumerate(requests):
-        if request.n_behind > 1 and left:
-            counts[i] = min(request.n_behind, left)
-            if request.n_stop > request.n_computed:
-                counts[i] = min(counts[i], request.n_stop - request.n_computed)
-            left -= counts[i]
+    room = n_batch - sum(counts)
+    share = min(room, MIXED_TOKENS) if any(counts) else room
+    for i in prompts:
+        counts[i] = _advance(requests[i], share, room)
+        room -= counts[i]
+        share = max(share - counts[i], 0)
     return counts
+
+
+def _first_group(request: Progress) -> int:
+    """Tokens of the group that the request is at."""
+    return next((last - first for first, last in request.groups if first == request.n_computed), 0)
+
+
+def _advance(request: Progress, share: int, room: int) -> int:
+    """Tokens of a prompt to compute: its share, and more only to finish a group."""
+    begin = request.n_computed
+    end = begin + min(request.n_behind, share)
+    if request.n_stop > begin:
+        end = min(end, request.n_stop)
+    return whole(begin, end, begin + room, request.groups) - begin if share else 0
