@@ -143,8 +143,8 @@ class _Draft:
             self._append("model", blob)
             self._describe(blob.digest)
             return
-        for path, digest in digests.items():
-            self._add_model_file(path, digest)
+        adapters = {path: digest for path, digest in digests.items() if self._add_model_file(path, digest) == "adapter"}
+        self.add_adapters(adapters)
 
     def quantise(self, kind: str) -> None:
         """Have the weights in another kind.
@@ -163,13 +163,16 @@ class _Draft:
                 if is_new:  # it was only a step on the way
                     self.store.remove_unused([layer.digest])
 
-    def _add_model_file(self, path: str, digest: str) -> None:
+    def _add_model_file(self, path: str, digest: str) -> str:
+        """Returns the kind; an adapter is not added."""
         details = self._details(path, digest)
-        self._add_blob("model" if details.kind == "model" else details.kind, digest)
+        if details.kind != "adapter":
+            self._add_blob(details.kind, digest)
         if details.kind == "model":
             self._describe(digest)
         elif details.kind == "projector" and self.config.model_families is None:
             self.config = msgspec.structs.replace(self.config, model_families=[details.architecture])
+        return details.kind
 
     def add_adapters(self, digests: Mapping[str, str]) -> None:
         """The adapters' files by name: GGUF files, or safetensors with what lies in the same folder."""

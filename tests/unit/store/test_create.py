@@ -104,6 +104,8 @@ def test_projectors_and_adapters(store: Store, tmp_path: Path, model_digest: str
     assert len(store.create("n", Recipe(base="m", adapters={"b.gguf": adapter})).adapter_paths) == 1
     two = store.create("two", Recipe(base="m", adapters={"a.gguf": other, "b.gguf": adapter}))
     assert two.adapter_paths == (store.blobs.path(other), store.blobs.path(adapter))
+    together = store.create("t", Recipe(files={"a.gguf": other, "model.gguf": model_digest, "b.gguf": adapter}))
+    assert together.adapter_paths == two.adapter_paths
     store.blobs.remove(other)
     with pytest.raises(NotFound, match="its adapters are missing from the store"):
         store.get("two")
