@@ -132,3 +132,42 @@ def test_liveness_and_version(shared: Live) -> None:
     assert shared.client.head("/").status_code == 200
     assert shared.client.get("/api/version").json() == {"version": __version__}
     assert shared.client.head("/api/version").status_code == 200
+
+
+def test_a_page_from_elsewhere_reaches_nothing(tmp_path: Path) -> None:
+    """Browsers send some POSTs without asking first: as forms do, with a plain content type. Nothing may come of them."""
+    live = Live(tmp_path)
+    script = live.add("hello")
+    simple = {"content-type": "text/plain"}
+    body = '{"model": "hello", "prompt": "Hi", "stream": false}'
+    rebound = f"evil.example:{live.port}"
+    with live.running():
+        for headers in (
+            {"origin": "http://evil.example", **simple},
+            {"origin": "https://evil.example", "host": "localhost", **simple},
+            {"origin": "null", **simple},  # a page in a sandboxed frame
+            {"origin": "http://localhost.evil.example", **simple},
+            {"origin": "http://evil.example?http://localhost", **simple},
+            {"host": rebound, **simple},  # a name that points here by now, asked without an origin
+            {"host": rebound, "origin": f"http://{rebound}", **simple},  # and as a page of that name asks
+        ):
+            refused = live.client.post("/api/generate", content=body, headers=headers)
+            assert (refused.status_code, refused.content) == (403, b""), headers
+            preflight = live.client.options("/api/generate", headers={**headers, "access-control-request-method": "POST"})
+            assert preflight.status_code == 403
+            assert not any(name.startswith("access-control") for name in preflight.headers)
+            deleted = live.client.request("DELETE", "/api/delete", content='{"model": "hello"}', headers=headers)
+            assert deleted.status_code == 403
+        assert live.events(script) == [], "no runner was even started"
+        assert [model.name for model in live.store.list()] == ["hello:latest"]
+
+
+def test_a_page_that_is_allowed_reaches_all(tmp_path: Path) -> None:
+    live = Live(tmp_path, origins=("https://*.example.org", "chrome-extension://*"))
+    live.add("hello")
+    with live.running():
+        for origin in ("https://app.example.org", "chrome-extension://abc", "http://127.0.0.1:5173"):
+            reply = live.post("/api/chat", {"model": "hello", "messages": [], "stream": False}, headers={"origin": origin})
+            assert reply.status_code == 200
+            assert reply.headers["access-control-allow-origin"] == origin
+        assert live.post("/api/chat", {}, headers={"origin": "https://example.org"}).status_code == 403
