@@ -21,7 +21,7 @@ from tests.models.table import ROWS
 from tests.tiny import quantize
 
 from bench.models import add_vocabulary, cache_dir
-from puna.gguf.reader import GGUFFile
+from puna.gguf.reader import GGUFFile, TensorInfo
 from puna.gguf.types import TensorType
 from puna.gguf.writer import GGUFWriter
 from puna.model.decoder import Decoder
@@ -38,13 +38,15 @@ YARN: dict[str, Any] = {"rope.scaling.type": "yarn"}
 class Slice:
     model: str  # whose layers these are
     config: Mapping[str, Any]  # metadata of the family, over that of the tiny file
-    n_layers: int = 6
+    n_layers: int = 6  # 0: as many as the tiny file has
     tiny: Mapping[str, Any] = field(default_factory=dict)  # how the tests are to write the file that it is grown from
     cls: str = ""  # the model's class, where the registry has a function
     note: str = ""
 
 
-def sizes(n_embd: int, n_heads: int, n_kv_heads: int, n_ff: int, head_dim: int = 0, **more: Any) -> dict[str, Any]:
+def sizes(
+    n_embd: int, n_heads: int, n_kv_heads: int | list[int], n_ff: int | list[int], head_dim: int = 0, **more: Any
+) -> dict[str, Any]:
     head_dim = head_dim or n_embd // n_heads
     return {
         "embedding_length": n_embd,
@@ -58,18 +60,105 @@ def sizes(n_embd: int, n_heads: int, n_kv_heads: int, n_ff: int, head_dim: int =
     }
 
 
+def ssm(inner: int, state: int, n_heads: int, n_groups: int) -> dict[str, Any]:
+    """Of Mamba-2, or of a delta net: the values' width, the keys' width, heads of values and of keys."""
+    return {"ssm__inner_size": inner, "ssm__state_size": state, "ssm__time_step_rank": n_heads, "ssm__group_count": n_groups}
+
+
+def experts(count: int, n_used: int, n_ff: int, n_ff_shared: int = 0) -> dict[str, Any]:
+    shared = {"expert_shared_feed_forward_length": n_ff_shared} if n_ff_shared else {}
+    return {"expert_count": count, "expert_used_count": n_used, "expert_feed_forward_length": n_ff, **shared}
+
+
+def only(kinds: str, kind: str, number: int) -> list[int]:
+    """The number in layers of this kind, 0 in all others."""
+    return [number if k == kind else 0 for k in kinds]
+
+
+# Layers of hybrids: m Mamba-2, c a convolution, d a delta net, a attention, f only an MLP.
+_NEMOTRON, _GRANITE, _LFM = "mfmfam", "mmmmma", "ccacca"
+
 # By the rows of tests/models/table.py.
 SLICES: dict[str, Slice] = {
+    "cohere2": Slice("Command R7B", sizes(4096, 32, 8, 14336, attention__sliding_window=4096)),
+    "command-r": Slice("Aya Expanse 8B", sizes(4096, 32, 8, 14336)),
+    "deepseek2": Slice(
+        "DeepSeek V2 Lite",
+        {
+            **sizes(2048, 16, 1, 10944, 576, **experts(36, 6, 1408), expert_shared_count=2, attention__kv_lora_rank=512),
+            "attention.value_length": 512,
+            "attention.key_length_mla": 192,
+            "attention.value_length_mla": 128,
+            "rope.dimension_count": 64,
+        },
+        tiny={"q_rank": 0, "bias": False},
+        note="36 experts instead of 64",
+    ),
+    "falcon-h1": Slice("Falcon-H1 1.5B", sizes(2048, 8, 2, 4096, 128, **ssm(3072, 256, 48, 1)), 0),
     "gemma": Slice("Gemma 7B", sizes(3072, 16, 16, 24576, 256)),
     "gemma2": Slice("Gemma 2 9B", sizes(3584, 16, 8, 14336, 256, attention__sliding_window=4096)),
     "gemma3": Slice(
         "Gemma 3 12B", sizes(3840, 16, 8, 15360, 256, attention__sliding_window=1024), cls="puna.model.arch.gemma3:Gemma3"
     ),
+    "glm4": Slice("GLM-4 9B 0414", sizes(4096, 32, 2, 13696, 128) | {"rope.dimension_count": 64}),
+    "glm4moe": Slice(
+        "GLM-4.5 Air",
+        sizes(4096, 96, 8, 10944, 128, **experts(12, 8, 1408)) | {"rope.dimension_count": 64},
+        note="12 experts instead of 128",
+    ),
+    "gpt-oss": Slice(
+        "gpt-oss 20B",
+        sizes(2880, 64, 8, 2880, 64, **experts(12, 4, 2880), attention__sliding_window=128),
+        tiny={"experts": "mxfp4"},
+        note="12 experts instead of 32, those in MXFP4",
+    ),
     "granite": Slice("Granite 3.3 8B", sizes(4096, 32, 8, 12800)),
     "granitemoe": Slice("Granite 3.1 3B-A800M", sizes(1536, 24, 8, 512, expert_count=40, expert_used_count=8)),
+    "granitehybrid": Slice(
+        "Granite 4.0 H-Micro",
+        sizes(2048, 32, only(_GRANITE, "a", 8), 8192, **ssm(4096, 128, 64, 1)),
+        0,
+        tiny={"kinds": _GRANITE},
+    ),
+    "lfm2": Slice("LFM2 1.2B", sizes(2048, 32, only(_LFM, "a", 8), 8192), 0, tiny={"kinds": _LFM}),
+    "lfm2moe": Slice(
+        "LFM2 8B-A1B",
+        sizes(2048, 32, only(_LFM, "a", 8), 7168, **experts(32, 4, 1792)),
+        0,
+        tiny={"kinds": _LFM, "n_dense": 2},
+    ),
     "llama": Slice("Llama 3.1 8B", sizes(4096, 32, 8, 14336, rope__freq_base=5e5)),
-    "llama:experts": Slice("Mixtral 8x7B", sizes(4096, 32, 8, 14336, expert_count=4), 3, note="3 layers, 4 experts instead of 8"),
+    "llama:experts": Slice("Mixtral 8x7B", sizes(4096, 32, 8, 14336, expert_count=3), 3, note="3 layers, 3 experts instead of 8"),
+    "mamba2": Slice(
+        "Mamba-2 2.7B",
+        {"embedding_length": 2560} | {k.replace("__", "."): v for k, v in ssm(5120, 128, 80, 1).items()},
+        0,
+        note="3 layers",
+    ),
     "mistral3": Slice("Ministral 3 8B", sizes(4096, 32, 8, 14336, 128, attention__temperature_scale=0.1)),
+    "nemotron_h": Slice(
+        "Nemotron-H 8B",
+        sizes(4096, 32, only(_NEMOTRON, "a", 8), only(_NEMOTRON, "f", 21504), 128, **ssm(8192, 128, 128, 8)),
+        0,
+        tiny={"kinds": _NEMOTRON},
+    ),
+    "nemotron_h_moe": Slice(
+        "Nemotron 3 Nano 30B-A3B",
+        sizes(
+            2688,
+            32,
+            only(_NEMOTRON, "a", 2),
+            only(_NEMOTRON, "f", 1856),
+            128,
+            **ssm(4096, 128, 64, 8),
+            **experts(48, 6, 1856, 3712),
+        ),
+        0,
+        tiny={"kinds": _NEMOTRON, "n_experts": 8},
+        note="48 experts instead of 128",
+    ),
+    "olmo2": Slice("OLMo 2 7B", sizes(4096, 32, 32, 11008)),
+    "olmo2:windows": Slice("OLMo 3 7B", sizes(4096, 32, 32, 11008, attention__sliding_window=4096)),
     "phi3": Slice("Phi-3.5 mini", sizes(3072, 32, 32, 8192)),
     "qwen2": Slice("Qwen 2.5 7B", sizes(3584, 28, 4, 18944, rope__freq_base=1e6)),
     "qwen2moe": Slice(
@@ -91,6 +180,13 @@ SLICES: dict[str, Slice] = {
         "Qwen 3 30B-A3B",
         sizes(2048, 32, 4, 6144, 128, expert_feed_forward_length=768, expert_count=64, expert_used_count=8),
         note="64 experts instead of 128",
+    ),
+    "qwen3next": Slice(
+        "Qwen3-Next 80B-A3B",
+        sizes(2048, 16, 2, 5120, 256, **experts(64, 10, 512, 512), **ssm(4096, 128, 32, 16)) | {"rope.dimension_count": 64},
+        0,
+        tiny={"kinds": "dddadd", "n_heads": 8},
+        note="64 experts instead of 512",
     ),
     "starcoder2": Slice("StarCoder 2 7B", sizes(4608, 36, 4, 18432)),
 }
@@ -114,7 +210,10 @@ def path_of(name: str) -> Path:
 
 def grown(name: str, slice: Slice, folder: Path) -> GGUFWriter:
     """*folder* is for files on the way."""
-    tiny_path = ROWS[name].write(folder / "tiny.gguf", seed=0, **{"n_layers": slice.n_layers, **slice.tiny})
+    row = ROWS[name]
+    plain = next(iter(row.variants.values()))
+    counted = {"n_layers": slice.n_layers} if slice.n_layers else {}
+    tiny_path = row.write(folder / "tiny.gguf", seed=0, **{**plain, **counted, **slice.tiny})
     with GGUFFile.open(tiny_path) as tiny:
         cls = _class_of(tiny.architecture, slice)
         lengths = _Lengths(tiny, cls, slice, folder / "metadata.gguf")
@@ -124,7 +223,7 @@ def grown(name: str, slice: Slice, folder: Path) -> GGUFWriter:
         n_layers = tiny.metadata.integer("block_count")
         for tensor, names in axes(cls.Weights, tiny, {"layers": n_layers}).items():
             shape = tuple(lengths.of(tensor, axis) for axis in names[: len(tiny.tensors[tensor].shape)])
-            _add(writer, random, tensor, shape, n_layers)
+            _add(writer, random, tensor, shape, _type_of(tiny.tensors[tensor], shape, n_layers))
     return writer
 
 
@@ -142,18 +241,22 @@ class _Lengths:
         self._architecture = tiny.architecture
         self._stated = {k: v for k, v in tiny.metadata.items() if k.startswith(prefix)}
         self._stated |= {prefix + k: v for k, v in slice.config.items()} | {f"{prefix}vocab_size": N_VOCAB}
-        self.writer().write(scratch)
+        writer = self.writer()
+        for name in tiny.tensors:  # some options depend on which there are
+            writer.add_tensor(name, np.zeros(1, np.float32))
+        writer.write(scratch)
         with GGUFFile.open(scratch) as file:
             self._options = cls.Options.read(file)
             meta = file.metadata
-            n_ff = meta.integers("feed_forward_length", [0])[0]
+            n_ff = max(meta.integers("feed_forward_length", [0]))
+            n_ff_expert, n_shared = meta.integer("expert_feed_forward_length", n_ff), meta.integer("expert_shared_count", 1)
             self._common: dict[str, int] = {
                 "embd": self._options.n_embd,
                 "pairs": self._options.rope.n_dims // 2,
                 "vocab": N_VOCAB,
                 "ff": n_ff,
-                "ff_expert": meta.integer("expert_feed_forward_length", n_ff),
-                "ff_shared": meta.integer("expert_shared_feed_forward_length", n_ff),
+                "ff_expert": n_ff_expert,
+                "ff_shared": meta.integer("expert_shared_feed_forward_length", n_ff_expert * n_shared),
                 "experts": meta.integer("expert_count", 0),
             }
 
@@ -174,8 +277,7 @@ class _Lengths:
         return int(factor or 1) * here[base]
 
 
-def _add(writer: GGUFWriter, random: np.random.Generator, name: str, shape: tuple[int, ...], n_layers: int) -> None:
-    kind = _type_of(name, shape, n_layers)
+def _add(writer: GGUFWriter, random: np.random.Generator, name: str, shape: tuple[int, ...], kind: TensorType) -> None:
     if kind is TensorType.F32:
         # Norms as they are before training, recurrent decays below 0, everything else small.
         fill = 1.0 if name.endswith("norm.weight") or "rope_" in name else -1.0 if name.endswith("ssm_a") else None
@@ -188,7 +290,10 @@ def _add(writer: GGUFWriter, random: np.random.Generator, name: str, shape: tupl
     writer.add_raw_tensor(name, shape, kind, lambda: blocks[chosen].reshape(-1))
 
 
-def _type_of(name: str, shape: tuple[int, ...], n_layers: int) -> TensorType:
+def _type_of(tiny: TensorInfo, shape: tuple[int, ...], n_layers: int) -> TensorType:
+    name = tiny.name
+    if tiny.type is TensorType.MXFP4:
+        return tiny.type
     if (
         len(shape) == 1
         or shape[0] % 32
