@@ -125,6 +125,7 @@ class ChatCompletionRequest(_Common):
 class CompletionRequest(_Common):
     prompt: str = ""
     suffix: str = ""
+    logprobs: int | None = None  # so many alternatives to each token
 
     @field_validator("top_p", mode="after")
     @classmethod

@@ -28,7 +28,7 @@ from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.request_id import RequestIds
-from puna.server.routes import anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
+from puna.server.routes import account, anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
 from puna.server.scheduler import Launch, Scheduler
 from puna.settings import Settings
 from puna.store.store import Store
@@ -78,6 +78,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         *anthropic.routes,
         *metrics.routes,
         *openapi.routes,
+        *account.routes,
     ]
     app = Starlette(
         routes=routes,

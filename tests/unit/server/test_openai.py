@@ -188,3 +188,27 @@ def test_messages_become_native_ones() -> None:
 def test_messages_that_cannot_be_understood(message: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         native_messages([Message.model_validate({"role": "user", **message})])
+
+
+def test_logprobs_of_plain_completions(shared: Live) -> None:
+    """The fake runner's pieces are a token each, of logprob -1."""
+    ask = {"model": "hello", "prompt": "Hi", "logprobs": 2}
+    (choice,) = shared.post("/v1/completions", ask).json()["choices"]
+    assert choice["logprobs"] == {
+        "tokens": ["Hel", "lo", " world"],
+        "token_logprobs": [-1.0, -1.0, -1.0],
+        "top_logprobs": [{"?": -2.0}] * 3,
+        "text_offset": [0, 3, 5],
+    }
+    *chunks, _ = events(shared.post("/v1/completions", {**ask, "stream": True}))
+    scored = [chunk["choices"][0] for chunk in chunks if "logprobs" in chunk["choices"][0]]
+    assert [(c["text"], c["logprobs"]["text_offset"]) for c in scored] == [("Hel", [0]), ("lo", [3]), (" world", [5])]
+    (plain,) = shared.post("/v1/completions", {"model": "hello", "prompt": "Hi"}).json()["choices"]
+    assert "logprobs" not in plain
+    assert shared.post("/v1/completions", {**ask, "logprobs": 21}).status_code == 400
+
+
+def test_there_are_no_accounts(shared: Live) -> None:
+    assert shared.client.get("/api/status").json() == {"cloud": {"disabled": True, "source": "none"}}
+    assert (shared.post("/api/me", {}).status_code, shared.post("/api/me", {}).json()) == (401, {"error": "unauthorized"})
+    assert shared.post("/api/signout", {}).json() == {"error": "you are not currently signed in"}

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
@@ -29,7 +30,7 @@ from puna.prompt.output import Call, Thought
 from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
 from puna.server.constraint import forcing
 from puna.server.errors import openai_body
-from puna.server.generation import Finished, Job, Logprobs, Parts, ScoredParts, run, run_scored
+from puna.server.generation import Finished, Job, Logprobs, ScoredParts, run_scored
 from puna.server.native import gather, reply_logprob
 from puna.server.prompts import has_template
 from puna.server.requests import Caller, chat_job, generate_job
@@ -165,6 +166,7 @@ async def completions(request: Request) -> Response:
         "suffix": message.suffix,
         "options": message.options,
     }
+    given |= {"logprobs": message.logprobs is not None, "top_logprobs": message.logprobs or 0}
     given |= {"regex": message.regex, "lark": message.lark, "raw": not message.suffix and not has_template(model)}
     native = GenerateRequest.model_validate(given)
     job = generate_job(caller, model, native, DEFAULTS)
@@ -172,9 +174,9 @@ async def completions(request: Request) -> Response:
     if not message.prompt:
         return await _loaded(caller, job, shape)
     if message.stream:
-        return _stream(_text_events(run(caller.scheduler, job), shape, message.stream_options.include_usage))
-    whole = await gather(run(caller.scheduler, job))
-    choice = {"text": whole.text, "index": 0, "finish_reason": whole.finished.done.reason}
+        return _stream(_text_events(run_scored(caller.scheduler, job), shape, message.stream_options.include_usage))
+    whole = await gather(run_scored(caller.scheduler, job))
+    choice = {"text": whole.text, "index": 0, **_text_scores(whole.logprobs), "finish_reason": whole.finished.done.reason}
     return json_response(shape.message([choice], usage=_usage(whole.finished)))
 
 
@@ -185,14 +187,37 @@ async def _loaded(caller: Caller, job: Job, shape: Shape) -> Response:
     return json_response(shape.message([{"text": "", "index": 0, "finish_reason": "load"}], usage=usage))
 
 
-async def _text_events(parts: Parts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
+def _text_scores(entries: list[TokenLogprob], begin: int = 0) -> dict[str, Any]:
+    """Parallel lists, as this older API has them; offsets are in characters from the answer's beginning."""
+    if not entries:
+        return {}
+    tokens = [entry.text.decode("utf-8", "replace") for entry in entries]
+    return {
+        "logprobs": {
+            "tokens": tokens,
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [{other.text.decode("utf-8", "replace"): other.logprob for other in entry.top} for entry in entries],
+            "text_offset": list(accumulate(map(len, tokens[:-1]), initial=begin)),
+        }
+    }
+
+
+async def _text_events(parts: ScoredParts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    held: list[TokenLogprob] = []
+    n_characters = 0
+
     def chunk(text: str, reason: str | None = None) -> bytes:
-        return _event(shape.message([{"text": text, "index": 0, "finish_reason": reason}]))
+        choice = {"text": text, "index": 0, **_text_scores(held, n_characters), "finish_reason": reason}
+        held.clear()
+        return _event(shape.message([choice]))
 
     async with aclosing(parts):
         async for part in parts:
-            if isinstance(part, str):
+            if isinstance(part, Logprobs):
+                held += part.entries
+            elif isinstance(part, str):
                 yield chunk(part)
+                n_characters += len(part)
             elif isinstance(part, Finished):
                 yield chunk("", part.done.reason)
                 if include_usage:
