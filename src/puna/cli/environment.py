@@ -33,4 +33,4 @@ def _shown(value: Any) -> str:
         return "forever" if math.isinf(value) else f"{value / 60:g}m"
     if isinstance(value, bool):
         return "1" if value else "0"
-    return "" if value in ((), 0, "") else str(value)
+    return "" if value in ((), 0, "", None) else str(value)
