@@ -71,6 +71,16 @@ LFM2 = Row(
     is_recurrent=True,
 )
 
+LFM2_DIALECT = Row(
+    models="files with output_norm",
+    attends=LFM2.attends,
+    write=partial(write_lfm2, norm_name="output_norm"),
+    norm=write_lfm2,
+    variants={"f32": {}},
+    can_shift=False,
+    is_recurrent=True,
+)
+
 LFM2_MOE = Row(
     models="LFM2 8B-A1B",
     attends="their last inputs; some everything",

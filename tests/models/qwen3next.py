@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from puna.gguf.types import TensorType
+from puna.gguf.types import TensorType, ValueType
+from tests.models.dialect import Translation
 from tests.models.row import Row, TinyFile
 from tests.tiny import RandomWeights
 
@@ -107,6 +108,22 @@ def _add_delta_net(file: TinyFile, plain: RandomWeights, prefix: str, n_heads: i
     file.matrices(prefix, {"ssm_out": (256, values)}, gain=2.0)
 
 
+def write_qwen35_dialect(path: Path, **options: Any) -> Path:
+    """Layers without key/value heads instead of an interval, sections of three numbers, another name of a bias."""
+    norm = write_qwen3next(path.with_suffix(".norm"), architecture="qwen35", n_experts=0, stated="kv-heads", **options)
+    file = Translation(norm)
+    file.values["rope.dimension_sections"] = ([6, 5, 5], ValueType.INT32)
+    file.rename({"ssm_dt.bias": "ssm_dt"})
+    return file.save(path, "qwen35")
+
+
+def write_interleaved(path: Path, **options: Any) -> Path:
+    """A Qwen 3.5 whose heads stand in the order of Qwen3-Next, and with the packed matrix of that."""
+    file = Translation(write_qwen3next(path.with_suffix(".norm"), **options))
+    file.values["ssm.v_head_reordered"] = (False, None)
+    return file.save(path, "qwen35moe")
+
+
 _STATES = "a recurrent state; every fourth everything"
 
 QWEN3NEXT = Row(
@@ -139,6 +156,26 @@ QWEN35 = Row(
         "delta-net-last": {"kinds": "dad", "stated": "list"},
         "cache-q8_0": {},
     },
+    can_shift=False,
+    is_recurrent=True,
+)
+
+QWEN35_DIALECT = Row(
+    models="files of other programs",
+    attends=_STATES,
+    write=write_qwen35_dialect,
+    norm=QWEN35.write,
+    variants={"f32": {}},
+    can_shift=False,
+    is_recurrent=True,
+)
+
+QWEN35_INTERLEAVED = Row(
+    models="files of other programs",
+    attends=_STATES,
+    write=write_interleaved,
+    norm=write_qwen3next,
+    variants={"f32": {}, "packed": {"packed": True}},
     can_shift=False,
     is_recurrent=True,
 )

@@ -110,7 +110,7 @@ class GatedDeltaNet:
     beta_alpha: SeparateBetaAlpha | PackedBetaAlpha
     conv: CausalConv = gguf("ssm_conv1d", dims="conv mixed_qkv")
     decay: Tensor = gguf("ssm_a", dims="value_heads", use=Use.VECTOR)  # below 0
-    alpha_bias: Tensor = gguf("ssm_dt.bias", dims="value_heads", use=Use.VECTOR)
+    alpha_bias: Tensor = gguf("ssm_dt.bias", alt="ssm_dt", dims="value_heads", use=Use.VECTOR)
     norm: RMSNorm = gguf("ssm_norm", dims="value")
     output: Linear = gguf("ssm_out", dims="values embd")
 

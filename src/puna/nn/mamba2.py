@@ -65,7 +65,7 @@ class Mamba2:
 
     input: Linear = gguf("ssm_in", dims="embd ssm_in")  # the gate, x, b, c and dt
     conv: CausalConv = gguf("ssm_conv1d", dims="conv ssm_channels")
-    dt_bias: Tensor = gguf("ssm_dt.bias", dims="ssm_heads", use=Use.VECTOR)
+    dt_bias: Tensor = gguf("ssm_dt.bias", alt="ssm_dt", dims="ssm_heads", use=Use.VECTOR)
     decay: Tensor = gguf("ssm_a", dims="1 ssm_heads", use=Use.OPERAND)  # below 0
     skip: Tensor = gguf("ssm_d", dims="1 ssm_heads", use=Use.VECTOR)
     norm: GroupNorm | None = gguf("ssm_norm", dims="ssm_group ssm_groups", optional=True)
