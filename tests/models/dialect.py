@@ -15,17 +15,17 @@ from puna.gguf.writer import GGUFWriter
 
 
 class Translation:
-    """A file to be written anew; change ``values`` and ``tensors``, then save. Keys are without the architecture."""
+    """A file to be written anew: change its parts, then save. The keys of ``values`` are without the architecture."""
 
     def __init__(self, path: Path) -> None:
         self.values: dict[str, Any] = {}
         self.tensors: dict[str, tuple[tuple[int, ...], TensorType, bytes]] = {}  # shape in ggml's order
-        self._others: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
         with GGUFFile.open(path) as file:
             for key, value in file.metadata.items():
                 plain = (list(value), value.element) if isinstance(value, LazyArray) else (value, None)
                 name = key.removeprefix(f"{file.architecture}.")
-                (self.values if name != key else self._others)[name] = plain
+                (self.values if name != key else self.others)[name] = plain
             for info in file.tensors.values():
                 self.tensors[info.name] = info.shape, info.type, bytes(file.tensor_data(info.name))
 
@@ -47,7 +47,7 @@ class Translation:
     def save(self, path: Path, architecture: str) -> Path:
         writer = GGUFWriter(architecture)
         named = {f"{architecture}.{name}": value for name, value in self.values.items()}
-        for key, (value, element) in (self._others | named).items():
+        for key, (value, element) in (self.others | named).items():
             if key != "general.architecture":
                 writer.add(key, value, element=element)
         for name, (shape, kind, data) in self.tensors.items():

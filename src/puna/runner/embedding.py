@@ -8,6 +8,7 @@ Texts begin from nothing and leave nothing: prompts that repeat are not what emb
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,13 +37,24 @@ MAX_TEXTS = 128
 
 _SMALLEST_NORM = 1e-12
 
+# In templates for ranking.
+_CONTROL = re.compile(r"(<\|[^|<>]+\|>)")
+_PLACEHOLDER = re.compile(r"\{(query|document)\}")
+
 
 class EmbeddingJob:
     """One request's texts and their vectors; replies once, when all are there or one has failed."""
 
     def __init__(
-        self, wire: EmbeddingRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit, separator: Sequence[int] = ()
+        self,
+        wire: EmbeddingRequest,
+        tokenizer: Tokenizer,
+        n_ctx: int,
+        emit: Emit,
+        separator: Sequence[int] = (),
+        template: str = "",
     ) -> None:
+        """*separator* and *template* say how a query and a text become a prompt, see Pairs and TemplatedPairs."""
         if not wire.inputs:
             raise BadRequest("there is no input")
         self._wire = wire
@@ -50,7 +62,8 @@ class EmbeddingJob:
         if wire.query is None:
             self._tokens = [tokenize(text, i, tokenizer, n_ctx, wire.truncate) for i, text in enumerate(wire.inputs)]
         else:
-            pairs = Pairs(wire.query, tokenizer, n_ctx, separator)
+            templated = TemplatedPairs(template, wire.query, tokenizer, n_ctx) if template else None
+            pairs = templated or Pairs(wire.query, tokenizer, n_ctx, separator)
             self._tokens = [pairs.tokenize(text, i, wire.truncate) for i, text in enumerate(wire.inputs)]
         self._n_tokens = sum(map(len, self._tokens))
         self._n_ctx = n_ctx
@@ -206,6 +219,41 @@ class Pairs:
             query = query[: max(room // 2, room - len(document))]
             document = document[: room - len(query)]
         return [*self._begin, *query, *self._middle, *document, *self._end]
+
+
+class TemplatedPairs:
+    """Texts as a ranking decoder reads them: query and text in the template that its file has for that.
+
+    Control tokens written in query or text are text.
+    """
+
+    def __init__(self, template: str, query: str, tokenizer: Tokenizer, n_ctx: int) -> None:
+        self._parts = _CONTROL.split(template)  # every second one is a control token
+        self._query = query
+        self._tokenizer = tokenizer
+        self._n_ctx = n_ctx
+
+    def _tokens(self, document: str) -> list[int]:
+        texts = {"query": self._query, "document": document}
+        tokens: list[int] = []
+        for i, part in enumerate(self._parts):
+            is_control = i % 2 == 1
+            filled = part if is_control else _PLACEHOLDER.sub(lambda found: texts[found[1]], part)
+            tokens += self._tokenizer.encode(filled, add_special=False, parse_special=is_control)
+        return tokens
+
+    def tokenize(self, text: str | list[int], index: int, truncate: bool) -> list[int]:
+        """Errors: BadRequest for tokens in a text's place; ContextOverflow."""
+        if not isinstance(text, str):
+            raise BadRequest(f"input {index} must be a text, to be judged against a query")
+        tokens = self._tokens(text)
+        while len(tokens) > self._n_ctx:
+            if not (truncate and text):
+                raise ContextOverflow(len(tokens), self._n_ctx)
+            # About as many characters fewer as there are tokens too many.
+            text = text[: int(len(text) * self._n_ctx / len(tokens))]
+            tokens = self._tokens(text)
+        return tokens
 
 
 def pair_separator(file: GGUFFile, tokenizer: Tokenizer) -> list[int]:

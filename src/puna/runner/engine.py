@@ -177,8 +177,10 @@ class Engine:
             raise UnsupportedModel("this model does not support ranking: its file has no rank head")
         if request.query is None and loaded.pooling in (Pooling.NONE, Pooling.RANK):
             raise UnsupportedModel("this model does not support embeddings")
-        separator = pair_separator(loaded.backend.file, loaded.tokenizer)
-        return self._queue(EmbeddingJob(request, loaded.tokenizer, loaded.limits.n_ctx, emit, separator))
+        file = loaded.backend.file
+        separator = pair_separator(file, loaded.tokenizer)
+        template = file.metadata.string("tokenizer.chat_template.rerank", "")
+        return self._queue(EmbeddingJob(request, loaded.tokenizer, loaded.limits.n_ctx, emit, separator, template))
 
     def _queue(self, request: Waiting) -> RequestHandle:
         with self._lock:
@@ -281,7 +283,10 @@ class Engine:
             if loaded.pooling is Pooling.NONE:
                 self._compute(loaded, [(r, n) for r, n in chosen if isinstance(r, Request)])
             else:
-                embed(loaded.forward, loaded.pooling, [(r, n) for r, n in chosen if isinstance(r, EmbeddedText)])
+                # Of a model in which tokens see what came before them, the last one has read both query and text.
+                is_last = loaded.pooling is Pooling.RANK and not loaded.is_encoder
+                pooling = Pooling.LAST if is_last else loaded.pooling
+                embed(loaded.forward, pooling, [(r, n) for r, n in chosen if isinstance(r, EmbeddedText)])
         except Exception as error:  # one bad batch must not end the process: it ends the requests that were in it
             log.exception("a step failed")
             for request, _ in chosen:
