@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Literal, Protocol, runtime_checkable
 
-from puna.errors import FileFormatError
+from puna.errors import FileFormatError, MissingTensors
 from puna.gguf.reader import GGUFFile
 
 
@@ -17,6 +17,9 @@ class Pooling(IntEnum):
     CLS = 2  # the first token
     LAST = 3  # the last token
     RANK = 4  # the first token, through a classifier: a score instead of a vector
+
+
+RANK_HEAD = frozenset({"cls.weight", "cls.output.weight"})  # of which a cross encoder has one at least
 
 
 @runtime_checkable
@@ -50,10 +53,14 @@ def can_pool(model: object, pooling: Pooling) -> bool:
 def pooling_of(file: GGUFFile) -> Pooling:
     """NONE when the file does not say: such a model generates text.
 
-    Errors: FileFormatError for a number without a meaning.
+    Errors: FileFormatError for a number without a meaning; MissingTensors when scores are called for and there is nothing
+    that could make them: libllama would give the first number of a hidden state.
     """
     number = file.metadata.integer("pooling_type", 0)
     try:
-        return Pooling(number)
+        pooling = Pooling(number)
     except ValueError as error:
         raise FileFormatError(f"{file.path}: pooling_type {number} is not known") from error
+    if pooling is Pooling.RANK and not RANK_HEAD.intersection(file.tensors):
+        raise MissingTensors(["cls.output.weight"])
+    return pooling
