@@ -164,6 +164,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         (entry(shape=[2] * 9), "impossible shape"),
         (entry(dtype="F8_E4M3"), "type F8_E4M3"),
         (entry(data_offsets="x"), "header is not"),
+        (entry() | {"b": {"dtype": "F16", "shape": [2], "data_offsets": [4, 8]}}, "tensors a and b overlap"),
         ({"a": 1}, "header is not"),
         ([], "header is not"),
     ],

@@ -44,6 +44,7 @@ def converted(folder: Path, tensors: dict[str, npt.NDArray[Any]], config: Any = 
         ("{", FileFormatError, "adapter_config.json: "),
         ({"r": 2}, FileFormatError, "adapter_config.json: .*lora_alpha"),
         (CONFIG | {"r": 0}, FileFormatError, "r is 0"),
+        (CONFIG | {"lora_alpha": 1e200}, FileFormatError, "lora_alpha 1e"),
         (CONFIG | {"peft_type": "IA3"}, UnsupportedModel, "only plain LoRA"),
         (CONFIG | {"use_dora": True}, UnsupportedModel, "only plain LoRA"),
         (CONFIG | {"alpha_pattern": {"q_proj": 3.0}}, UnsupportedModel, "one alpha"),
@@ -69,6 +70,7 @@ def test_a_configuration_that_cannot_be_converted(config: Any, error: type[Excep
         (pair(n_out=31), "31 rows, which are no 2 heads"),
         (pair(n_in=16), r"'blk.0.attn_q.weight.lora_a' has the shape \[16, 2\]"),
         ({f"{QUERY}A.weight": np.ones((2, 32), np.float32)}, "lora_b' is missing from its pair"),
+        ({**pair(), f"{QUERY}A.default.weight": np.ones((2, 32), np.float32)}, "two tensors for the same part"),
         ({}, "no tensors in safetensors files"),
     ],
 )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from puna.errors import FileFormatError, UnsupportedModel
+from puna.errors import FileFormatError, PunaError, UnsupportedModel
 from puna.gguf.convert import sentencepiece
 from puna.gguf.convert.checkpoint import Checkpoint
 from puna.gguf.convert.registry import convert
@@ -63,6 +64,8 @@ def converted(
         ({"rms_norm_eps": 0.0}, FileFormatError, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act silu"),
         ({"rope_theta": -1.0}, FileFormatError, "rope_theta is -1"),
+        ({"rope_theta": 1e200}, FileFormatError, r"rope_theta is 1e\+200, not a number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 10**400}}, FileFormatError, "config.json: "),
         ({"rope_scaling": {"rope_type": "longrope"}}, UnsupportedModel, "'longrope'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, FileFormatError, "factor is x, not a number"),
         ({"rope_scaling": {"rope_type": "linear"}}, FileFormatError, "factor is missing"),
@@ -218,6 +221,48 @@ def test_added_tokens_follow_the_pieces(tmp_path: Path) -> None:
 def test_a_unigram_model_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="kind 1"):
         sentencepiece.read(sentencepiece_file(spm_vocabulary(), kind=1), "tokenizer.model")
+
+
+# Any JSON in place of any value of a checkpoint's texts.
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("llama3"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where a JSON value has values within it; of long lists and objects the first few."""
+    items = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    return [path, *(place for key, inner in items[:12] for place in places(inner, (*path, key)))]
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with everything that is read, and a stretch."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = hf_config(source, rope_scaling=scaling | {"original_max_position_embeddings": 256})
+    return write_checkpoint(tmp_path_factory.mktemp("whole"), hf_tensors(source), config)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_any_json_is_refused_or_converted(whole: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["config.json", "tokenizer.json", "tokenizer_config.json"]))
+    content = json.loads((whole / name).read_text())
+    *path, last = data.draw(st.sampled_from([place for place in places(content) if place]))
+    inner = content
+    for key in path:
+        inner = inner[key]
+    inner[last] = data.draw(VALUES)
+    folder = tmp_path_factory.mktemp("changed")
+    (folder / name).write_text(json.dumps(content))
+    checkpoint = Checkpoint({**Checkpoint.of_folder(whole).files, name: folder / name})
+    with contextlib.suppress(PunaError):
+        convert(checkpoint, folder / "out.gguf")
+        GGUFFile.open(folder / "out.gguf").close()
+    shutil.rmtree(folder)
 
 
 @given(st.binary(max_size=300))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert.checkpoint import Checkpoint, Tensors
 from puna.gguf.convert.llama import FAMILIES, MATRICES, interleaved
+from puna.gguf.convert.numbers import MAX_NUMBER
 from puna.gguf.lora import TABLE
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import ValueType
@@ -52,7 +53,7 @@ class Config(msgspec.Struct, frozen=True):
             raise UnsupportedModel(f"{CONFIG}: only plain LoRA with one alpha can be converted")
         if self.use_rslora and self.rank_pattern:
             raise UnsupportedModel(f"{CONFIG}: rank-stabilised LoRA of several ranks cannot be converted")
-        if self.r < 1 or not math.isfinite(self.lora_alpha):
+        if not 1 <= self.r <= 1 << 16 or not abs(self.lora_alpha) < MAX_NUMBER:
             raise FileFormatError(f"{CONFIG}: r is {self.r}, lora_alpha {self.lora_alpha}")
 
     @property
@@ -77,8 +78,10 @@ def convert(checkpoint: Checkpoint, model: GGUFFile, target: Path) -> None:
     writer.add("adapter.type", "lora")
     writer.add("adapter.lora.alpha", config.alpha, ValueType.FLOAT32)
     with checkpoint.tensors() as tensors:
-        for name in tensors:
-            weight, part = _place(tensors, name)
+        places = {name: _place(tensors, name) for name in tensors}
+        if len(set(places.values())) < len(places):
+            raise FileFormatError(f"{tensors.home(next(iter(tensors))).name}: two tensors for the same part of the adapter")
+        for name, (weight, part) in places.items():
             file, stored = tensors.home(name), tensors.stored(name)
             if len(stored.shape) != 2 or not all(stored.shape):
                 raise FileFormatError(f"{file.name}: tensor {name} has the shape {list(stored.shape)}")

@@ -130,6 +130,8 @@ def _config(checkpoint: Checkpoint) -> Config:
         raise UnsupportedModel(f"config.json: a BERT with {', '.join(built)} cannot be converted")
     if not 0 < config.num_hidden_layers <= MAX_LAYERS:
         raise FileFormatError(f"config.json: num_hidden_layers is {config.num_hidden_layers}")
+    if not 0 < config.layer_norm_eps < 1:
+        raise FileFormatError(f"config.json: layer_norm_eps is {config.layer_norm_eps}")
     return config
 
 

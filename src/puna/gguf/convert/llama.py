@@ -87,7 +87,7 @@ class Config(msgspec.Struct, frozen=True):
             raise FileFormatError(
                 f"config.json: {self.num_attention_heads} heads of {self.head_width} cannot share {self.n_kv_heads} for keys"
             )
-        if not (math.isfinite(self.rms_norm_eps) and self.rms_norm_eps > 0):
+        if not 0 < self.rms_norm_eps < 1:
             raise FileFormatError(f"config.json: rms_norm_eps is {self.rms_norm_eps}")
         if self.hidden_act != "silu" or self.partial_rotary_factor != 1.0 or self.use_sliding_window:
             raise UnsupportedModel(

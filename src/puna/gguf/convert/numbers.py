@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from puna.errors import FileFormatError
 
+MAX_NUMBER = 1e30  # far from what a 32-bit float cannot hold
+
 
 def number(options: Mapping[str, Any], name: str, default: float) -> float:
     """Errors: FileFormatError naming the field of config.json."""
     value = options.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -MAX_NUMBER < value < MAX_NUMBER:
         raise FileFormatError(f"config.json: {name} is {str(value)[:60]}, not a number")
     return float(value)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from puna.errors import UnsupportedModel
+from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, ignore
 
 CONVERTERS = {
@@ -42,4 +42,7 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
         raise UnsupportedModel(f'unsupported architecture "{name[:100]}"; supported: {", ".join(CONVERTERS)}')
     if config.quantization_config is not None:
         raise UnsupportedModel("config.json: the checkpoint is quantized already; import one in F16, BF16 or F32")
-    import_module(module).convert(checkpoint, target, on_bytes)
+    try:
+        import_module(module).convert(checkpoint, target, on_bytes)
+    except ValueError as error:  # the writer's: a value that GGUF has no room for
+        raise FileFormatError(f"the checkpoint cannot be written as GGUF: {error}") from error

@@ -138,4 +138,15 @@ def _check(file: str, entries: dict[str, _Entry], data: int, size: int) -> dict[
                 f"{file}: tensor {name[:200]} lies at {begin}..{end}, needs {n_bytes} bytes; the file ends before"
             )
         tensors[name] = StoredTensor(entry.dtype, tuple(entry.shape), data + begin, n_bytes)
+    _check_overlaps(file, tensors)
     return tensors
+
+
+def _check_overlaps(file: str, tensors: dict[str, StoredTensor]) -> None:
+    """Otherwise a small file could stand for any number of large tensors."""
+    end, before = 0, ""
+    for name, stored in sorted(tensors.items(), key=lambda item: item[1].begin):
+        if stored.n_bytes and stored.begin < end:
+            raise FileFormatError(f"{file}: tensors {before[:200]} and {name[:200]} overlap")
+        if stored.n_bytes:
+            end, before = stored.begin + stored.n_bytes, name
