@@ -85,6 +85,7 @@ class Launcher:
             log.warning("%s", report)
             await asyncio.sleep(pause_s)
         runner = await (self.spare.launch(model_path) if self.spare else self._start(model_path))
+        log.info("runner %d is to run %s", runner.pid, model_path.name)
         task = asyncio.create_task(self._watch(model_path, runner), name=f"end of runner {runner.pid}")
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from pathlib import Path
 
 from puna.errors import LoadError, PunaError
@@ -71,7 +72,8 @@ class Spare:
             raise LoadError("the server is shutting down")
         runner = await self._take(model_path) or await Runner.start(self._command_for_model(model_path))
         if self._refill:
-            task = asyncio.create_task(self._refill_after(runner), name="refill of the spare runner")
+            # Of no request: the next spare's log would carry the number of this one.
+            task = asyncio.create_task(self._refill_after(runner), name="refill of the spare runner", context=Context())
             self._refilling.add(task)
             task.add_done_callback(self._refilling.discard)
         return runner

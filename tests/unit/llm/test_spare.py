@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,30 @@ def test_a_load_takes_the_spare_and_another_comes_once_the_load_is_over(monkeypa
             await runner.close()
 
     uvloop.run(scenario())
+
+
+def test_the_next_spare_belongs_to_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it logs while it stands ready, for hours perhaps, is nothing of the request whose load took the last one."""
+    monkeypatch.setattr(spare_module, "REFILL_DELAY_S", 0.0)
+    request: ContextVar[str] = ContextVar("request", default="none")
+    seen: list[str] = []
+    start = Runner.start
+
+    async def spy(command: Any, **options: Any) -> Runner:
+        seen.append(request.get())
+        return await start(command, **options)
+
+    monkeypatch.setattr(Runner, "start", spy)
+
+    async def scenario() -> None:
+        async with spare_of() as spare:
+            request.set("some request")
+            runner = await spare.launch(MODEL)
+            await runner.close()
+            await until(lambda: spare.pid)
+
+    uvloop.run(scenario())
+    assert seen == ["some request", "none"]
 
 
 def test_a_load_that_comes_early_takes_the_process_that_is_being_started() -> None:
