@@ -22,6 +22,7 @@ ARCHITECTURES: dict[str, str] = {
     "gemma3": "puna.model.arch.gemma3:open_gemma3",
     "gemma-embedding": "puna.model.arch.gemma3:EmbeddingGemma",
     "gemma3n": "puna.model.arch.gemma3n:Gemma3n",
+    "gemma4": "puna.model.arch.gemma4:Gemma4",
     "glm4": "puna.model.arch.glm4:Glm4",
     "glm4moe": "puna.model.arch.glm4moe:Glm4MoE",
     "glm4moelite": "puna.model.arch.deepseek2:Glm4MoELite",
