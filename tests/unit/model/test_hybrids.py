@@ -21,7 +21,6 @@ from tests.models.lfm2 import write_lfm2
 from tests.models.mamba import write_falcon_h1, write_granite_hybrid, write_mamba2, write_nemotron_h
 from tests.models.qwen3next import write_qwen3next
 
-
 ARCHITECTURES: dict[Callable[..., Path], str] = {
     write_lfm2: "lfm2",
     write_qwen3next: "qwen3next",
