@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +257,18 @@ def test_an_adapter_in_safetensors_adds_what_it_says(config: dict[str, Any], tmp
         with engine(model.model_path, n_ctx=128, adapters=model.adapter_paths) as opened:
             found = opened.decode(ids, range(60), [0] * 60, range(60))
             assert ((found - expected) ** 2).sum() <= 1e-3 * (expected**2).sum()
+
+
+def test_adapters_go_where_the_layers_go(tmp_path: Path) -> None:
+    """Bit for bit, and the memory that is reported is what the devices gave."""
+    (tmp_path / "notes").mkdir()
+    environ = {**os.environ, "SYNTHETIC_GPUS": "SIM0:1000,SIM1:1000", "SYNTHETIC_GPUS_FOLDER": str(tmp_path / "notes")}
+    command = [sys.executable, "-m", "tests.parity.adapters_worker", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["layout"] for line in lines] == ["one GPU", "a GPU and the CPU", "two GPUs"]
+    for line in lines:
+        assert line["worst"] == 0, line
+        for device, n_bytes in line["reported"].items():
+            assert line["taken"][device] == pytest.approx(n_bytes, rel=0.001)
