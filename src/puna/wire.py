@@ -137,6 +137,7 @@ class EmbeddingRequest(Message, frozen=True):
 class EmbeddingReply(Message, frozen=True):
     embeddings: list[list[float]]  # in the order of the inputs
     prompt_eval_count: int  # tokens of all inputs after truncation
+    has_probabilities: bool = False  # scores are between 0 and 1 already; else they are logits
 
 
 class TokenizeRequest(Message, frozen=True):

@@ -10,6 +10,7 @@ import pytest
 
 from puna.server.routes.rerank import probability
 from tests.contract.test_embed_routes import Serving
+from tests.parity.test_rank import write_qwen3_reranker
 from tests.tiny import RANK, write_bert, write_llama
 
 DOCUMENTS = ["the quick brown fox", "hello world", "a fox jumps over the lazy dog", "x"]
@@ -21,6 +22,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("server")
     server = Serving(folder)
     server.create("ranker", write_bert(folder / "rank.gguf", seed=3, n_ctx=64, pooling=RANK))
+    server.create("judge", write_qwen3_reranker(folder / "judge.gguf"))
     server.create("embedder", write_bert(folder / "bert.gguf", seed=4, n_ctx=64))
     server.create("chat", write_llama(folder / "llama.gguf", n_layers=1, n_embd=64, n_ff=64))
     with server.running():
@@ -64,6 +66,13 @@ def test_documents_may_be_objects_and_one_text_scores_alike_in_any_company(live:
         assert alone["relevance_score"] == pytest.approx(by_index[index], abs=1e-3)
     probabilities = {r["index"]: r["relevance_score"] for r in live.post("/v1/rerank", ASK).json()["results"]}
     assert probabilities == pytest.approx({index: 1 / (1 + math.exp(-score)) for index, score in by_index.items()})
+
+
+def test_what_a_decoder_says_is_a_probability_already(live: Serving) -> None:
+    ask = {**ASK, "model": "judge"}
+    results = live.post("/v1/rerank", ask).json()["results"]
+    assert results == live.post("/v1/rerank", {**ask, "raw_scores": True}).json()["results"]
+    assert all(0 <= result["relevance_score"] <= 1 for result in results)
 
 
 @pytest.mark.parametrize("logit", [-1e9, -800.0, 0.0, 3.5, 800.0, 1e300])

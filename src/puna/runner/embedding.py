@@ -53,12 +53,14 @@ class EmbeddingJob:
         emit: Emit,
         separator: Sequence[int] = (),
         template: str = "",
+        has_probabilities: bool = False,
     ) -> None:
         """*separator* and *template* say how a query and a text become a prompt, see Pairs and TemplatedPairs."""
         if not wire.inputs:
             raise BadRequest("there is no input")
         self._wire = wire
         self._emit = emit
+        self._has_probabilities = has_probabilities
         if wire.query is None:
             self._tokens = [tokenize(text, i, tokenizer, n_ctx, wire.truncate) for i, text in enumerate(wire.inputs)]
         else:
@@ -98,7 +100,10 @@ class EmbeddingJob:
         self._n_missing -= 1
         if not self._n_missing:
             self.is_done = True
-            self._emit(EmbeddingReply(embeddings=self._vectors, prompt_eval_count=self._n_tokens))
+            reply = EmbeddingReply(
+                embeddings=self._vectors, prompt_eval_count=self._n_tokens, has_probabilities=self._has_probabilities
+            )
+            self._emit(reply)
 
     def finish(self, reason: Reason) -> None:
         """End it early; the only reason there is, is that nobody wants the answer any more."""

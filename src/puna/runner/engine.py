@@ -180,7 +180,9 @@ class Engine:
         file = loaded.backend.file
         separator = pair_separator(file, loaded.tokenizer)
         template = file.metadata.string("tokenizer.chat_template.rerank", "")
-        return self._queue(EmbeddingJob(request, loaded.tokenizer, loaded.limits.n_ctx, emit, separator, template))
+        has_probabilities = request.query is not None and file.architecture.startswith("qwen3")  # their head ends in softmax
+        job = EmbeddingJob(request, loaded.tokenizer, loaded.limits.n_ctx, emit, separator, template, has_probabilities)
+        return self._queue(job)
 
     def _queue(self, request: Waiting) -> RequestHandle:
         with self._lock:

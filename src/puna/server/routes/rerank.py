@@ -1,6 +1,6 @@
 """``POST /api/rerank`` and ``POST /v1/rerank``: which of some texts answers a query best.
 
-Scores are logits of a cross encoder, sent as probabilities unless the client wants them raw.
+Scores are mostly logits, sent as probabilities unless the client wants them raw.
 
 Source: Jina's and Cohere's rerank APIs.
 """
@@ -62,7 +62,7 @@ def _results(message: RerankRequest, reply: wire.EmbeddingReply) -> list[dict[st
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: message.top_n]
     results: list[dict[str, Any]] = []
     for index in order:
-        score = scores[index] if message.raw_scores else probability(scores[index])
+        score = scores[index] if message.raw_scores or reply.has_probabilities else probability(scores[index])
         result: dict[str, Any] = {"index": index, "relevance_score": score}
         if message.return_documents:
             result["document"] = {"text": message.documents[index]}
