@@ -271,7 +271,7 @@ class Weights:
             return target
         # A conversion needs the whole tensor at once.
         rows = [pages[part.offset : part.offset + part.n_bytes] for part in weight.parts]
-        whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        whole = rows[0] if len(rows) == 1 else _joined(rows)
         g.ggml_backend_tensor_set(weight.address, whole.ctypes.data, 0, whole.size)
         return int(whole.size)
 
@@ -295,6 +295,12 @@ class Weights:
     def close(self) -> None:
         self._stack.close()
         self._weights.clear()
+
+
+def _joined(rows: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    """One after the other, in memory that the system gets back when it is dropped; the heap of a thread would keep it."""
+    block = np.frombuffer(mmap.mmap(-1, sum(row.size for row in rows)), np.uint8)
+    return np.concatenate(rows, out=block)
 
 
 def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
