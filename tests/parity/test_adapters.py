@@ -88,13 +88,19 @@ def test_two_adapters_add_up(tmp_path: Path) -> None:
 LEFT_ALONE = {"deepseek2": re.compile(r"output\.weight|blk\.\d+\.attn_(q|kv|k_b|v_b)")}
 
 
+# What people train adapters for: the projections of attention, MLPs, experts and other mixers, the head, the table.
+TRAINED = re.compile(
+    r"(blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(_exps|_shexp|_inp)?|ssm_(in|out)|shortconv\.(in|out)_proj)"
+    r"|output|token_embd)\.weight"
+)
+
+
 def adaptable(model: Path) -> list[str]:
-    """Every matrix, and every stack of experts', that takes part in a product."""
     with GGUFFile.open(model) as file:
-        names = [name for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name.endswith(".weight")]
-        others = ("norm", "conv", *(TABLE if "output.weight" not in file.tensors else ()))
+        names = [name for name in file.tensors if TRAINED.fullmatch(name)]
         left_alone = LEFT_ALONE.get(file.architecture)
-    return [n for n in names if not any(part in n for part in others) and not (left_alone and left_alone.match(n))]
+    is_tied = "output.weight" not in names
+    return [n for n in names if not (is_tied and n in TABLE) and not (left_alone and left_alone.match(n))]
 
 
 # Not the rows that libllama reads only under other names.
