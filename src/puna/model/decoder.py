@@ -66,6 +66,9 @@ class DecoderOptions:
                 raise FileFormatError(f"{file.path}: layer {layer}: {heads} heads cannot share {kv_heads} key/value heads")
         if min(head_dim, head_dim_v) < 1:
             raise FileFormatError(f"{file.path}: heads of {head_dim} and {head_dim_v} values")
+        scale = meta.number("attention.scale", 0.0) or head_dim**-0.5
+        if not math.isfinite(scale):
+            raise FileFormatError(f"{file.path}: {meta.full_key('attention.scale')} {scale} is not usable")
         return cls(
             n_layers=n_layers,
             n_embd=n_embd,
@@ -74,7 +77,7 @@ class DecoderOptions:
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             eps=norm_eps(file),
-            scale=meta.number("attention.scale", 0.0) or head_dim**-0.5,
+            scale=scale,
             rope=rope_options(file, n_dims=head_dim, neox=cls.is_neox),
         )
 
@@ -92,7 +95,8 @@ class DecoderOptions:
 
     def model_dims(self) -> dict[str, int]:
         """Lengths of the axes of weights outside the layers."""
-        return {"embd": self.n_embd, "pairs": self.rope.n_dims // 2}
+        experts = {"experts": self.routing.n_experts} if self.routing else {}
+        return {"embd": self.n_embd, "pairs": self.rope.n_dims // 2, **experts}
 
     def dims(self, layer: int) -> dict[str, int]:
         """Lengths of this layer's axes, by the names that weights are declared with."""
