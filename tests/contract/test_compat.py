@@ -58,6 +58,10 @@ KINDS = {
     "jamba": Kind(write_jamba, can_shift=False, resumes_anywhere=False),
 }
 
+# Of these tiny files the numbers are chaotic: what differs in the last digit, by the order of a sum, differs in the first
+# one after some layers. The last test here shows it.
+LEFT_OUT = ("gemma3n",)
+
 # The plain variant of each; other programs' names of keys and tensors are not for libllama.
 TABLE = {
     f"row-{name}": Kind(
@@ -68,7 +72,7 @@ TABLE = {
         fields=next(iter(row.variants.values())),
     )
     for name, row in ROWS.items()
-    if row.norm is None
+    if row.norm is None and name not in LEFT_OUT
 }
 
 
@@ -454,3 +458,14 @@ def test_a_recurrent_model_finishes_its_steps(files: dict[str, Path], name: str)
             compat.decode(ids[: 10 + sequence], range(10 + sequence), [sequence] * (10 + sequence), [9])
         assert Aborting(compat).decode(ids[12:], 12, 2) is not None
         compat.cache.check_integrity()
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_rows_are_left_out_only_where_libllama_disagrees_with_itself(tmp_path: Path, name: str) -> None:
+    path = ROWS[name].write(tmp_path / "model.gguf", seed=5, **next(iter(ROWS[name].variants.values())))
+    with Oracle(path, n_ctx=N_CTX) as oracle:
+        ids = tokens(200, 54, oracle.n_vocab)
+        whole = oracle.decode(ids, range(200), [0] * 200, range(200))
+        oracle.forget(0)
+        pieces = [oracle.decode(ids[i : i + 40], range(i, i + 40), [0] * 40, range(40)) for i in range(0, 200, 40)]
+    assert ((np.concatenate(pieces) - whole) ** 2).sum() / (whole**2).sum() > 10 * ENERGY
