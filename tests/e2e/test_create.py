@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import ollama
+import psutil
 import pytest
 
 from puna.gguf.reader import GGUFFile
 from puna.store.store import Store
 from puna.tokenizer.tokenizer import Tokenizer
-from tests.e2e.test_first_light import Server, serving
+from tests.e2e.test_first_light import Server, serving, wait_until
 from tests.hf import hf_config, hf_tensors, write_checkpoint
 from tests.lora import write_lora
 from tests.minilm import NumpyBert, unpack_checkpoint
@@ -176,6 +177,23 @@ def test_a_checkpoint_that_lies_is_an_error_with_names(server: Server, tmp_path:
     done = create(server, tmp_path, "broken", "FROM ./hf")
     assert done.returncode == 1
     assert "there is no tensor model.layers.1.mlp.up_proj.weight in model.safetensors" in done.stderr
+
+
+def quantisers(server: Server) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "puna.runner.quantise" in child.cmdline()]
+
+
+def test_a_client_that_goes_away_ends_the_quantiser(server: Server, tmp_path: Path) -> None:
+    write_llama(tmp_path / "m.gguf", n_layers=4, n_embd=512, n_ff=2048, metadata={"general.file_type": 0})
+    created(server, tmp_path, "full", "FROM ./m.gguf")
+    body = {"model": "small-full", "from": "full", "quantize": "q2_K"}
+    with server.client.stream("POST", "/api/create", json=body) as response:
+        line = next(line for line in response.iter_lines() if "quantizing F32 model to Q2_K" in line)
+        assert "error" not in line
+        wait_until(lambda: quantisers(server), 10)
+    wait_until(lambda: not quantisers(server), 10)
+    assert server.client.post("/api/show", json={"model": "small-full"}).status_code == 404
 
 
 def test_nothing_is_left_behind(server: Server, tmp_path: Path) -> None:
