@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
@@ -19,6 +19,8 @@ from puna.kvcache.recurrent import RecurrentCache
 from puna.ml.backend import Backend
 from puna.ml.tensor import DType
 from puna.model.decoder import Decoder, DecoderOptions, OptionsT
+from puna.nn.declare import gguf
+from puna.nn.layers import Embedding, Linear, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,14 @@ class HybridOptions(DecoderOptions):
             [n if has else 0 for n, has in zip(counts, attends, strict=True)] for counts in (o.n_heads, o.n_kv_heads)
         )
         return replace(o, n_heads=heads, n_kv_heads=kv_heads)
+
+
+@dataclass
+class HybridWeights:
+    layers: list[Any] = gguf("blk")
+    embedding: Embedding = gguf("token_embd", dims="embd vocab")
+    output_norm: RMSNorm = gguf("output_norm", dims="embd")
+    output: Linear = gguf("output", alt="token_embd", dims="embd vocab")
 
 
 def state_sizes(file: GGUFFile, *keys: str) -> list[int]:

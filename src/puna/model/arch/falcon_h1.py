@@ -12,12 +12,12 @@ from typing import Self
 from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Use
 from puna.ml.tensor import Tensor
-from puna.model.decoder import RopeFactors, Step
+from puna.model.decoder import Step
 from puna.model.hybrid import HybridDecoder, HybridOptions
 from puna.model.mamba import mamba_shape
-from puna.model.prenorm import Attention
+from puna.model.prenorm import Attention, PreNormWeights
 from puna.nn.declare import gguf
-from puna.nn.layers import Embedding, Linear, RMSNorm
+from puna.nn.layers import RMSNorm
 from puna.nn.mamba2 import Mamba2, MambaShape
 from puna.nn.mlp import SwiGLU
 
@@ -52,12 +52,8 @@ class Layer:
 
 
 @dataclass
-class Weights:
-    factors: RopeFactors
-    embedding: Embedding = gguf("token_embd", dims="embd vocab")
+class Weights(PreNormWeights):
     layers: list[Layer] = gguf("blk")
-    output_norm: RMSNorm = gguf("output_norm", dims="embd")
-    output: Linear = gguf("output", alt="token_embd", dims="embd vocab")
 
 
 class FalconH1(HybridDecoder[Options]):

@@ -12,14 +12,14 @@ from typing import ClassVar, Self
 
 from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import RopeOptions, Tensor
-from puna.model.decoder import RopeFactors, Step
+from puna.model.decoder import Step
 from puna.model.hybrid import HybridDecoder, HybridOptions
 from puna.model.mamba import mamba_shape
-from puna.model.prenorm import Attention, Multipliers, PreNormDecoder, PreNormOptions, scaled
+from puna.model.prenorm import Attention, Multipliers, PreNormDecoder, PreNormOptions, PreNormWeights, scaled
 from puna.model.routing import routing_of
 from puna.nn.declare import gguf
 from puna.nn.experts import Experts, SharedExpert
-from puna.nn.layers import Embedding, Linear, RMSNorm
+from puna.nn.layers import RMSNorm
 from puna.nn.mamba2 import Mamba2, MambaShape
 from puna.nn.mlp import SwiGLU
 
@@ -76,12 +76,8 @@ class Layer:
 
 
 @dataclass
-class Weights:
-    factors: RopeFactors
-    embedding: Embedding = gguf("token_embd", dims="embd vocab")
+class Weights(PreNormWeights):
     layers: list[Layer] = gguf("blk")
-    output_norm: RMSNorm = gguf("output_norm", dims="embd")
-    output: Linear = gguf("output", alt="token_embd", dims="embd vocab")
 
 
 class GraniteHybrid(HybridDecoder[Options], PreNormDecoder[Options]):

@@ -17,14 +17,13 @@ from puna.kvcache.causal import ALL
 from puna.kvcache.reach import Reach
 from puna.ml.tensor import Tensor
 from puna.model.decoder import Step
-from puna.model.hybrid import HybridDecoder, HybridOptions, state_sizes
+from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights, state_sizes
+from puna.model.prenorm import NormalisedAttention
 from puna.model.routing import routing_of
-from puna.nn.attention import attention
 from puna.nn.declare import gguf
 from puna.nn.experts import Experts
-from puna.nn.layers import Embedding, Linear, RMSNorm
+from puna.nn.layers import RMSNorm
 from puna.nn.mlp import SwiGLU
-from puna.nn.projections import PackedQKV, SeparateQKV
 from puna.nn.short_conv import ShortConv
 
 
@@ -49,22 +48,8 @@ class Options(HybridOptions):
 
 
 @dataclass
-class Attention:
-    qkv: SeparateQKV | PackedQKV
-    output: Linear = gguf("attn_output", dims="mixed embd")
-    query_norm: RMSNorm = gguf("attn_q_norm", dims="head")
-    key_norm: RMSNorm = gguf("attn_k_norm", dims="head")
-
-    def __call__(self, x: Tensor, step: Step, o: Options) -> Tensor:
-        query, key, value = self.qkv(x, o.n_heads[step.layer], o.n_kv_heads[step.layer], o.head_dim, o.head_dim_v)
-        query = step.rotate(self.query_norm(query, o.eps), o.rope)
-        key = step.rotate(self.key_norm(key, o.eps), o.rope)
-        return self.output(attention(step.ctx, query, key, value, step.cache, o.scale))
-
-
-@dataclass
 class Layer:
-    mixer: Attention | ShortConv
+    mixer: NormalisedAttention | ShortConv
     mlp: SwiGLU | Experts
     mixer_norm: RMSNorm = gguf("attn_norm", dims="embd")
     mlp_norm: RMSNorm = gguf("ffn_norm", dims="embd")
@@ -82,11 +67,9 @@ class Layer:
 
 
 @dataclass
-class Weights:
-    embedding: Embedding = gguf("token_embd", dims="embd vocab")
+class Weights(HybridWeights):
     layers: list[Layer] = gguf("blk")
     output_norm: RMSNorm = gguf("token_embd_norm", alt="output_norm", dims="embd")
-    output: Linear = gguf("output", alt="token_embd", dims="embd vocab")
 
 
 class Lfm2(HybridDecoder[Options]):

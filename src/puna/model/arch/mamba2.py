@@ -13,10 +13,10 @@ from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import RopeOptions, Tensor
 from puna.model.decoder import MAX_LAYERS, Step, norm_eps
-from puna.model.hybrid import HybridDecoder, HybridOptions
+from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights
 from puna.model.mamba import mamba_shape
 from puna.nn.declare import gguf
-from puna.nn.layers import Embedding, Linear, RMSNorm
+from puna.nn.layers import RMSNorm
 from puna.nn.mamba2 import Mamba2, MambaShape
 
 
@@ -58,11 +58,8 @@ class Layer:
 
 
 @dataclass
-class Weights:
-    embedding: Embedding = gguf("token_embd", dims="embd vocab")
+class Weights(HybridWeights):
     layers: list[Layer] = gguf("blk")
-    output_norm: RMSNorm = gguf("output_norm", dims="embd")
-    output: Linear = gguf("output", alt="token_embd", dims="embd vocab")
 
 
 class Mamba2Model(HybridDecoder[Options]):

@@ -14,13 +14,13 @@ from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Context, Use
 from puna.ml.tensor import RopeOptions, Tensor
 from puna.model.decoder import Step
-from puna.model.hybrid import HybridDecoder, HybridOptions, state_sizes
+from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights, state_sizes
 from puna.model.mamba import mamba_shape
 from puna.model.prenorm import Attention
 from puna.model.routing import routing_of
 from puna.nn.declare import gguf
 from puna.nn.experts import ExpertLinear, Gating, Routing, choose, weighted_sum
-from puna.nn.layers import Embedding, Linear, RMSNorm
+from puna.nn.layers import Linear, RMSNorm
 from puna.nn.mamba2 import Mamba2, MambaShape
 from puna.nn.mlp import ReLUSquared
 
@@ -99,11 +99,8 @@ class Layer:
 
 
 @dataclass
-class Weights:
-    embedding: Embedding = gguf("token_embd", dims="embd vocab")
+class Weights(HybridWeights):
     layers: list[Layer] = gguf("blk")
-    output_norm: RMSNorm = gguf("output_norm", dims="embd")
-    output: Linear = gguf("output", alt="token_embd", dims="embd vocab")
 
 
 class NemotronH(HybridDecoder[Options]):

@@ -17,13 +17,13 @@ from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import Tensor
 from puna.model.decoder import Step
-from puna.model.hybrid import HybridDecoder, HybridOptions, state_sizes
+from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights, state_sizes
 from puna.model.routing import routing_of
 from puna.nn.attention import attention
 from puna.nn.declare import gguf
 from puna.nn.delta_net import DeltaNetShape, GatedDeltaNet
 from puna.nn.experts import Experts, GatedSharedExpert
-from puna.nn.layers import Embedding, Linear, RMSNorm
+from puna.nn.layers import Linear, RMSNorm
 from puna.nn.mlp import SwiGLU
 
 
@@ -119,11 +119,8 @@ class Layer:
 
 
 @dataclass
-class Weights:
-    embedding: Embedding = gguf("token_embd", dims="embd vocab")
+class Weights(HybridWeights):
     layers: list[Layer] = gguf("blk")
-    output_norm: RMSNorm = gguf("output_norm", dims="embd")
-    output: Linear = gguf("output", alt="token_embd", dims="embd vocab")
 
 
 class Qwen3Next(HybridDecoder[Options]):
