@@ -41,6 +41,7 @@ class Slice:
     n_layers: int = 6  # 0: as many as the tiny file has
     tiny: Mapping[str, Any] = field(default_factory=dict)  # how the tests are to write the file that it is grown from
     cls: str = ""  # the model's class, where the registry has a function
+    axes: Mapping[str, int] = field(default_factory=dict)  # that neither options nor metadata have
     note: str = ""
 
 
@@ -100,6 +101,11 @@ SLICES: dict[str, Slice] = {
     "gemma3": Slice(
         "Gemma 3 12B", sizes(3840, 16, 8, 15360, 256, attention__sliding_window=1024), cls="puna.model.arch.gemma3:Gemma3"
     ),
+    "gemma3n": Slice(
+        "Gemma 3n E4B",
+        sizes(2048, 8, 2, 16384, 256, attention__sliding_window=512),
+        axes={"laurel": 64},
+    ),
     "glm4": Slice("GLM-4 9B 0414", sizes(4096, 32, 2, 13696, 128) | {"rope.dimension_count": 64}),
     "glm4moe": Slice(
         "GLM-4.5 Air",
@@ -129,6 +135,12 @@ SLICES: dict[str, Slice] = {
     ),
     "llama": Slice("Llama 3.1 8B", sizes(4096, 32, 8, 14336, rope__freq_base=5e5)),
     "llama:experts": Slice("Mixtral 8x7B", sizes(4096, 32, 8, 14336, expert_count=3), 3, note="3 layers, 3 experts instead of 8"),
+    "llama4": Slice(
+        "Llama 4 Scout",
+        sizes(5120, 40, 8, 16384, 128, **experts(2, 1, 8192)),
+        4,
+        note="4 layers, 2 experts instead of 16",
+    ),
     "mamba2": Slice(
         "Mamba-2 2.7B",
         {"embedding_length": 2560} | {k.replace("__", "."): v for k, v in ssm(5120, 128, 80, 1).items()},
@@ -251,13 +263,13 @@ class _Lengths:
             n_ff = max(meta.integers("feed_forward_length", [0]))
             n_ff_expert, n_shared = meta.integer("expert_feed_forward_length", n_ff), meta.integer("expert_shared_count", 1)
             self._common: dict[str, int] = {
-                "embd": self._options.n_embd,
-                "pairs": self._options.rope.n_dims // 2,
                 "vocab": N_VOCAB,
                 "ff": n_ff,
                 "ff_expert": n_ff_expert,
                 "ff_shared": meta.integer("expert_shared_feed_forward_length", n_ff_expert * n_shared),
                 "experts": meta.integer("expert_count", 0),
+                **self._options.model_dims(),
+                **slice.axes,
             }
 
     def writer(self) -> GGUFWriter:
@@ -302,9 +314,11 @@ def _type_of(tiny: TensorInfo, shape: tuple[int, ...], n_layers: int) -> TensorT
         return TensorType.F32
     if shape[0] % 256:
         return TensorType.Q8_0
-    if name.startswith(("token_embd", "output.")):
+    if name.startswith(("token_embd", "output.", "per_layer_token_embd")):
         return TensorType.Q6_K
     parts = name.split(".")
+    if parts[0] != "blk" or parts[2].startswith(("altup", "laurel")):
+        return TensorType.F16  # left out of quantising by llama.cpp
     # The layers whose attn_v and ffn_down get more bits in Q4_K_M.
     i, eighth = int(parts[1]), n_layers // 8
     is_finer = i < eighth or i >= 7 * n_layers // 8 or (i - eighth) % 3 == 2
