@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from puna.gguf.types import TensorType
 from tests.models.row import Row, TinyFile
 from tests.tiny import RandomWeights
@@ -37,7 +39,10 @@ def write_gemma3n(path: Path, *, n_layers: int = 22, **options: Any) -> Path:
 def _write_layer(file: TinyFile, prefix: str) -> None:
     file.norms(prefix, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm", "laurel_post_norm")
     file.norms(prefix, "altup_router_norm", "altup_correct_scale")
-    file.norms(prefix, "attn_q_norm", "attn_k_norm", n=HEAD_DIM)
+    file.norms(prefix, "attn_k_norm", n=HEAD_DIM)
+    # Products are not scaled down: short queries keep attention from picking one key, which makes much of rounding.
+    queries = HEAD_DIM**-0.5 * (1 + 0.1 * file.weights.random.standard_normal(HEAD_DIM))
+    file.writer.add_tensor(f"{prefix}.attn_q_norm.weight", queries.astype(np.float32))
     n_q, n_kv = N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM
     file.matrices(prefix, {"attn_q": (n_q, N_EMBD), "attn_k": (n_kv, N_EMBD), "attn_v": (n_kv, N_EMBD)})
     file.matrices(prefix, {"attn_output": (N_EMBD, n_q), "laurel_l": (RANK, N_EMBD), "laurel_r": (N_EMBD, RANK)})
@@ -50,6 +55,15 @@ def _write_layer(file: TinyFile, prefix: str) -> None:
     plain.matrix(f"{prefix}.altup_correct_coef.weight", N_STREAMS, N_STREAMS, std=0.2)
 
 
+# What libllama does not ask the file for.
+KEYS = (
+    "altup__num_inputs",
+    "altup__active_idx",
+    "activation_sparsity_scale",
+    "embedding_length_per_layer_input",
+    "attention__shared_kv_layers",
+)
+
 GEMMA3N = Row(
     models="Gemma 3n E2B and E4B, text only",
     attends="a window; every fifth everything",
@@ -58,7 +72,7 @@ GEMMA3N = Row(
         "f32": {},
         "f16": {"dtype": "f16"},
         "q8_0": {"dtype": "q8_0"},
-        "own-keys": {"n_layers": 11},
+        "own-keys": {"n_layers": 11, **dict.fromkeys(KEYS)},
         "rope": {"rope__freq_base_swa": 500.0, "rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
     },
 )
