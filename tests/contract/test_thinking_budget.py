@@ -13,9 +13,11 @@ import openai
 import pytest
 
 from puna.runner.engine import Engine
+from puna.store.create import Recipe
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import Done, LoadOptions, LoadRequest, Thoughts
 from tests.contract.test_constrained import WILD, Answer, schema, wait_for
+from tests.contract.test_embed_routes import Serving
 from tests.tiny import write_llama
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import last_completion
@@ -168,3 +170,27 @@ def test_the_end_is_told_with_the_stop_sequence(engine: Engine, model: Path) -> 
     assert isinstance(stopped.done(), Done)
     assert (stopped.done().reason, stopped.done().stop_sequence) == ("stop", stop)
     assert stopped.text == free.text[: free.text.index(stop)]
+
+
+def test_the_whole_way(tmp_path: Path) -> None:
+    """A server, a real runner, a template that has begun the thought; the budget is the model's, then the request's."""
+    server = Serving(tmp_path)
+    file = write_llama(tmp_path / "model.gguf", seed=3, n_layers=1, n_embd=64, n_ff=64)
+    template = "{{ range .Messages }}{{ if .Thinking }}<think>{{ .Thinking }}</think>{{ end }}[{{ .Content }}]{{ end }}<think>"
+    parameters = {"think_budget": 9, "num_predict": 60, "ignore_eos": True, "num_ctx": 256}
+    blob = server.store.blobs.import_file(file)
+    server.store.create("thinker", Recipe(files={"model.gguf": blob.digest}, template=template, parameters=parameters))
+    with server.running(), openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+        for extra, budget in (({}, 9), ({"reasoning": {"max_tokens": 21}}, 21)):
+            reply = client.chat.completions.create(model="thinker", messages=HI, extra_body=extra)
+            said = reply.choices[0].message
+            assert said.content
+            assert said.model_dump()["reasoning"]
+            assert reply.usage is not None
+            assert reply.usage.completion_tokens == 60
+            assert reply.usage.completion_tokens_details is not None
+            assert budget <= (reply.usage.completion_tokens_details.reasoning_tokens or 0) <= budget + 3
+        unlimited = server.post(
+            "/api/chat", {"model": "thinker", "messages": HI, "stream": False, "options": {"think_budget": -1}}
+        )
+        assert unlimited.json()["message"]["content"] == ""
