@@ -179,6 +179,15 @@ class Settings:
 def load(environ: Mapping[str, str] | None = None) -> Settings:
     """Read every setting from the environment (or from *environ*)."""
     source = os.environ if environ is None else environ
+def keys_in(path: Path) -> list[str]:
+    """The lines of a file of API keys, with the scopes that stand in them; what follows a ``#`` is a comment.
+
+    Errors: OSError; UnicodeDecodeError.
+    """
+    lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+    return [line for line in lines if line]
+
+
     values: dict[str, Any] = {}
     for item in fields(Settings):
         text = source.get(item.metadata["env"], "").strip().strip("\"'").strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from puna import settings as environment
@@ -66,7 +66,12 @@ def connected(*, private: bool = True) -> Iterator[Client]:
 
 def _api_key() -> str:
     """Of the keys that a server started with these settings would accept, the first; a client needs to know only one."""
-    return next(iter(settings().api_keys), "").partition(" ")[0]
+    entries = list(settings().api_keys)
+    path = settings().api_keys_file
+    if not entries and path is not None:
+        with suppress(OSError, UnicodeDecodeError):  # a file that only the server may read
+            entries = environment.keys_in(path)
+    return next(iter(entries), "").partition(" ")[0]
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from puna.api import go_json
 from puna.errors import PunaError
 from puna.server.errors import JSON_CONTENT_TYPE, body_for
-from puna.settings import Settings
+from puna.settings import Settings, keys_in
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def read_keys(settings: Settings) -> list[Key]:
-    """Those of the environment and of the file. In the file, what follows a ``#`` is a comment.
+    """Those of the environment and of the file.
 
     Errors: PunaError for a file that cannot be read or has no keys, and for a scope that does not exist.
     """
@@ -63,13 +63,13 @@ def read_keys(settings: Settings) -> list[Key]:
     if path is None:
         return found
     try:
-        lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+        lines = keys_in(path)
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         raise PunaError(f"PUNA_API_KEYS_FILE={path}: {getattr(error, 'strerror', None) or error}") from error
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("PUNA_API_KEYS_FILE=%s can be read by other users of this machine", path)
-    in_file = [_key(line, str(path)) for line in lines if line]
+    in_file = [_key(line, str(path)) for line in lines]
     if not in_file:
         # Whoever names a file wants keys asked for; an empty one must not open the server.
         raise PunaError(f"PUNA_API_KEYS_FILE={path}: there is no key in it")

@@ -199,3 +199,15 @@ def test_our_own_client_shows_its_key(tmp_path: Path) -> None:
             assert client.tags() == {"models": []}
         with Client(live.settings.host) as client, pytest.raises(PunaError, match="unauthorized"):
             client.tags()
+
+
+def test_the_command_line_knows_the_file_of_keys(tmp_path: Path) -> None:
+    """A command without a running server starts one with the same settings, which asks for a key."""
+    (tmp_path / "keys").write_text("# mine\nfirst-key inference management\nsecond\n")
+    (tmp_path / "keys").chmod(0o600)
+    environ = {"OLLAMA_MODELS": str(tmp_path), "HOME": str(tmp_path), "OLLAMA_HOST": "127.0.0.1:1"}
+    environ["PUNA_API_KEYS_FILE"] = str(tmp_path / "keys")
+    done = subprocess.run(
+        [sys.executable, "-m", "puna", "list", "--json"], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
