@@ -148,7 +148,7 @@ class _Binder:
             if own:
                 self.axes[chosen] = own
                 self._check(chosen, own, lengths)
-            if meta["use"] is Use.OPERAND and self.file.tensors[chosen].type is not TensorType.F32:
+            if meta["use"] in (Use.OPERAND, Use.VECTOR) and self.file.tensors[chosen].type is not TensorType.F32:
                 raise FileFormatError(f"{self.file.path}: tensor {chosen} is {self.file.tensors[chosen].type.name}, not F32")
             return self.joined.pop(chosen, None) or self.backend.tensor(chosen, meta["use"])
         if not meta["optional"]:

@@ -93,6 +93,7 @@ def test_numbers_that_make_no_layer(tmp_path: Path, write: Callable[..., Path], 
         (write_lfm2, "blk.0.shortconv.conv.weight"),
         (write_qwen3next, "blk.1.ssm_conv1d.weight"),
         (write_mamba2, "blk.2.ssm_a"),
+        (write_mamba2, "blk.0.attn_norm.weight"),
     ],
 )
 def test_operands_that_are_not_f32(tmp_path: Path, write: Callable[..., Path], name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from puna.errors import FileFormatError, MissingTensors
+from puna.gguf.types import TensorType
 from puna.ml.backend import Use
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import Embedding, Linear, RMSNorm
@@ -47,7 +48,7 @@ class NamingBackend:
 
 def bound(names: set[str]) -> Any:
     backend: Any = NamingBackend()
-    file: Any = SimpleNamespace(path="m.gguf", tensors={name: SimpleNamespace(shape=(4,)) for name in names})
+    file: Any = SimpleNamespace(path="m.gguf", tensors={name: SimpleNamespace(shape=(4,), type=TensorType.F32) for name in names})
     return bind(Weights, backend, file, {"layers": 2})
 
 
@@ -114,9 +115,10 @@ class Stack:
     parts: list[Part] = gguf("blk")
 
 
-def shaped(shapes: dict[str, tuple[int, ...]], n: int = 1) -> Any:
+def shaped(shapes: dict[str, tuple[int, ...]], n: int = 1, kind: TensorType = TensorType.F32) -> Any:
     backend: Any = NamingBackend()
-    file: Any = SimpleNamespace(path="m.gguf", tensors={name: SimpleNamespace(shape=s) for name, s in shapes.items()})
+    tensors = {name: SimpleNamespace(shape=s, type=kind) for name, s in shapes.items()}
+    file: Any = SimpleNamespace(path="m.gguf", tensors=tensors)
     return bind(Stack, backend, file, {"parts": n}, {"embd": 8})
 
 
@@ -126,6 +128,12 @@ PAIR: dict[str, tuple[int, ...]] = {
     "blk.0.down.weight": (10, 8),
     "blk.0.norm.weight": (8,),
 }
+
+
+def test_only_matrices_may_be_of_another_type_than_f32() -> None:
+    """The library ends the process when it should multiply by another vector."""
+    with pytest.raises(FileFormatError, match=r"m\.gguf: tensor blk\.0\.\S+ is F16, not F32"):
+        shaped(PAIR, kind=TensorType.F16)
 
 
 def test_the_file_decides_between_kinds_of_groups() -> None:
