@@ -193,6 +193,13 @@ SLICES: dict[str, Slice] = {
         sizes(2048, 32, 4, 6144, 128, expert_feed_forward_length=768, expert_count=64, expert_used_count=8),
         note="64 experts instead of 128",
     ),
+    "qwen35": Slice(
+        "Qwen 3.5 9B",
+        sizes(4096, 16, 4, 12288, 256, **ssm(4096, 128, 32, 16))
+        | {"rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0]},
+        0,
+        tiny={"kinds": "dddadd", "n_heads": 8},
+    ),
     "qwen3next": Slice(
         "Qwen3-Next 80B-A3B",
         sizes(2048, 16, 2, 5120, 256, **experts(64, 10, 512, 512), **ssm(4096, 128, 32, 16)) | {"rope.dimension_count": 64},
