@@ -22,32 +22,35 @@ WINDOW_S = 0.25  # the system counts in hundredths of a second
 # A process that wants less than this of a core hurts less than a thread less would.
 _SPARED = 0.6
 _SPARED_TO_GROW = 0.4  # less, so that the count does not swing
+# Who seems to want a core may yield when we do: only a try shows it. One window of each pause goes into trying.
+TRY_AFTER_S, TRY_AFTER_AT_MOST_S = 4.0, 32.0
+
+
+def taken_by_others(used: Usage, n_cores: int) -> float:
+    """Cores, on average."""
+    return min(max(used.busy - used.own, 0.0) / used.wall, float(n_cores)) if used.wall > 0 else 0.0
 
 
 def wanted_by_others(used: Usage, n_threads: int, n_cores: int) -> float:
     """Cores that other processes would use if they were free.
 
-    While our threads run, the system shares full cores evenly among all that compute: h others beside n of ours on N
-    cores get N h / (n + h) of them.
+    Where cores are short, h others beside n of ours on N cores leave us n N / (n + h) of them: the time that our threads
+    wait tells h, with whatever shares the system gives. Where it does not say, equal shares are supposed.
     """
-    if used.wall <= 0:
-        return 0.0
-    taken = min(max(used.busy - used.own, 0.0) / used.wall, float(n_cores))
-    ours = min(used.own / used.wall, float(n_threads))
+    taken = taken_by_others(used, n_cores)
+    ours = used.own / used.wall if used.wall > 0 else 0.0
     if taken + ours < n_cores - _SPARED_TO_GROW:
         return taken  # there were cores to spare: nobody had to share
+    if used.waited is not None:
+        run = max(n_threads - used.waited / used.wall, 0.1)
+        return min(n_cores * n_threads / run - n_threads, float(n_cores))
     left = max(n_cores - taken, 0.1)
     return min(max(taken, taken * n_threads / left), float(n_cores))
 
 
-def threads_beside(others: float, most: int, n_cores: int, n_now: int) -> int:
-    """Of *most* threads, as many as find a core of their own; all of them when nobody else wants one."""
-
-    def count(spared: float) -> int:
-        return max(1, min(most, math.floor(n_cores - others + spared)))
-
-    wanted = count(_SPARED)
-    return wanted if wanted <= n_now else max(n_now, count(_SPARED_TO_GROW))
+def threads_beside(others: float, most: int, n_cores: int, spared: float) -> int:
+    """Of *most* threads, as many as find a core of their own."""
+    return max(1, min(most, math.floor(n_cores - others + spared)))
 
 
 class Threads:
@@ -66,13 +69,37 @@ class Threads:
         self._read_usage = read_usage
         self._clock = clock
         self._before = read_usage()
+        self._is_trying = False
+        self._pause_s = TRY_AFTER_S
+        self._try_at = 0.0
 
     def has_changed(self) -> bool:
         """Look at the accounts if it is time to; whether ``count`` is another than before."""
         if self._clock() - self._before.wall < WINDOW_S:
             return False
         now = self._read_usage()
-        others = wanted_by_others(now.since(self._before), self.count, self._n_cores)
+        used = now.since(self._before)
         self._before, before = now, self.count
-        self.count = threads_beside(others, self._most, self._n_cores, before)
+        wanted = wanted_by_others(used, before, self._n_cores)
+        fitting = threads_beside(wanted, self._most, self._n_cores, _SPARED)
+        if fitting < before:
+            self._give_way(fitting, now.wall)
+        else:
+            self._return(taken_by_others(used, self._n_cores), now.wall)
         return self.count != before
+
+    def _give_way(self, count: int, now: float) -> None:
+        self.count = count
+        self._pause_s = min(self._pause_s * 2, TRY_AFTER_AT_MOST_S) if self._is_trying else TRY_AFTER_S
+        self._try_at = now + self._pause_s
+        self._is_trying = False
+
+    def _return(self, taken: float, now: float) -> None:
+        """To as many as there is room for; with one more, if the last try went well or is long ago."""
+        room = threads_beside(taken, self._most, self._n_cores, _SPARED_TO_GROW)
+        has_succeeded, self._is_trying = self._is_trying, False
+        if room > self.count:
+            self.count = room
+        elif self.count < self._most and (has_succeeded or now >= self._try_at):
+            self.count += 1
+            self._is_trying = True
