@@ -32,6 +32,7 @@ class PunaEngine:
         n_threads: int = 2,
         cache_type: int = TYPE_F16,
         flash_attention: bool = True,
+        builds_ahead: bool = False,
         adapters: Sequence[Any] = (),
         layers: Sequence[DeviceLayers] = (),
     ) -> None:
@@ -41,7 +42,7 @@ class PunaEngine:
         self.cache = self.model.make_cache(self.backend, self.limits, DType(cache_type))
         self.backend.allocate()
         self.backend.load(lambda _share: None)
-        self.forward = Forward(self.backend, self.model, self.cache, self.limits)
+        self.forward = Forward(self.backend, self.model, self.cache, self.limits, builds_ahead=builds_ahead)
         self.forward.reserve()
         self.n_vocab = self.model.n_vocab
 

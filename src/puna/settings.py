@@ -159,6 +159,9 @@ class Settings:
     gpu_overhead: int = _setting("OLLAMA_GPU_OVERHEAD", _unsigned, 0, "bytes to leave free on each GPU")
     sched_spread: bool = _setting("OLLAMA_SCHED_SPREAD", _boolean, False, "spread each model over all GPUs")
     context_length: int = _setting("OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context length (0: 4096)")
+    build_ahead: bool = _setting(
+        "PUNA_BUILD_AHEAD", _boolean, False, "build the next step's graph while one is computed, for a GPU or a spare core"
+    )
     flash_attention: bool = _setting("OLLAMA_FLASH_ATTENTION", _boolean, True, "compute attention in one fused operation")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
@@ -176,9 +179,6 @@ class Settings:
     debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
 
 
-def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read every setting from the environment (or from *environ*)."""
-    source = os.environ if environ is None else environ
 def keys_in(path: Path) -> list[str]:
     """The lines of a file of API keys, with the scopes that stand in them; what follows a ``#`` is a comment.
 
@@ -188,6 +188,9 @@ def keys_in(path: Path) -> list[str]:
     return [line for line in lines if line]
 
 
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read every setting from the environment (or from *environ*)."""
+    source = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for item in fields(Settings):
         text = source.get(item.metadata["env"], "").strip().strip("\"'").strip()

@@ -107,8 +107,16 @@ class Cache(Sequences, Protocol):
     def start_reserve(self, n_tokens: int) -> Hashable:
         """As start_forward for the largest batch, for measuring; no cell is taken."""
 
+    def foresee(self, batch: Batch) -> Hashable | None:
+        """The shape that a step of this batch would have if it came next, while another step is still being computed.
+
+        A graph may then be built for it; no cell is taken, and start_forward decides anew. None where it cannot be told.
+        """
+
     def make_inputs(self, ctx: Context) -> None:
-        """Create this step's inputs in a new graph; the model builds on them."""
+        """Create the inputs of a new graph, for the shape asked for last; the model builds on them."""
+
+    inputs: object  # those made last; whoever keeps several graphs puts those of the one that comes next here
 
     def set_inputs(self, ctx: Context) -> None:
         """Fill them; before every compute."""

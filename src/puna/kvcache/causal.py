@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +168,28 @@ class CausalCache:
         longest = self.cells.home_cells if self.forgets else min(padded(self.limits.n_ctx, PADDING), self.cells.n_cells)
         self._views = (View(0, n_tokens, 1, 0, 0, longest),)
         return self._views
+
+    def foresee(self, batch: Batch) -> Hashable | None:
+        ranges = []
+        for sequence, begin, end in runs(batch.sequences):
+            first = int(self.reach.first(int(batch.positions[begin])))
+            found = self.cells.foreseen_range(sequence, first, end - begin)
+            if found is None:
+                return None
+            ranges.append(Range(begin, end, *found))
+        self._rows = np.arange(batch.n_tokens)
+        self._views = tuple(plan(ranges, self.cells.n_cells))
+        return self._views
+
+    @property
+    def inputs(self) -> object:
+        return self._row_input, self._mask_inputs, [(r, r.input) for r in self._each_rotation]
+
+    @inputs.setter
+    def inputs(self, made: Any) -> None:
+        self._row_input, self._mask_inputs, rotations = made
+        for rotation, matrix in rotations:
+            rotation.input = matrix
 
     def make_inputs(self, ctx: Context) -> None:
         self._row_input = ctx.input(DType.I64, len(self._rows))

@@ -87,6 +87,17 @@ class Cells:
         order = np.argsort(distance, kind="stable")
         return np.sort(free[order[:count]])
 
+    def foreseen_range(self, sequence: int, first: int, count: int) -> tuple[int, int] | None:
+        """As range_from would be after *count* more rows, if no other sequence takes their cells; None if they do not fit."""
+        try:
+            chosen = self._choose(sequence, count)
+        except CacheFull:
+            return None
+        if not self.lengths[sequence]:
+            return int(chosen[0]), int(chosen[-1]) + 1
+        begin, end = self.range_from(sequence, first)
+        return min(begin, int(chosen[0])), max(end, int(chosen[-1]) + 1)
+
     def remove(self, sequence: int, begin: int, end: int) -> None:
         """The sequence gives up the positions in [begin, end); a cell that nobody sees any more is free."""
         gone = self._mine(sequence, begin, end)

@@ -8,6 +8,7 @@ the sequence can then not go back to between the two.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,6 +141,17 @@ class EncoderCache:
         self._batch, self._n_tokens = None, n_tokens
         self._views = (View(0, n_tokens, 1, 0, 0, self._home),)
         return self._views, len(self._rows)
+
+    def foresee(self, batch: Batch) -> Hashable | None:
+        return None
+
+    @property
+    def inputs(self) -> object:
+        return self._row_input, self._visible_input, self._mask_inputs
+
+    @inputs.setter
+    def inputs(self, made: Any) -> None:
+        self._row_input, self._visible_input, self._mask_inputs = made
 
     def make_inputs(self, ctx: Context) -> None:
         self._row_input = ctx.input(DType.I64, self.n_new) if self.n_new else None

@@ -7,6 +7,7 @@ of them would refuse changes none.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from puna.kvcache.batch import Batch
 from puna.kvcache.cache import Attended, CachePart, StepEndCache
@@ -68,6 +69,19 @@ class LayeredCache:
 
     def start_reserve(self, n_tokens: int) -> Hashable:
         return tuple(part.start_reserve(n_tokens) for part in self.parts)
+
+    def foresee(self, batch: Batch) -> Hashable | None:
+        shapes = tuple(part.foresee(batch) for part in self.parts)
+        return None if None in shapes else shapes
+
+    @property
+    def inputs(self) -> object:
+        return [part.inputs for part in self.parts]
+
+    @inputs.setter
+    def inputs(self, made: Any) -> None:
+        for part, of_part in zip(self.parts, made, strict=True):
+            part.inputs = of_part
 
     def make_inputs(self, ctx: Context) -> None:
         for part in self.parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class RecurrentCache:
         self._layer = 0
         self._groups: list[tuple[int, int, int]] = []  # first row, rows of each sequence, sequences
         self._slots = np.zeros((2, 0), np.int64)  # read and write, of each sequence in the batch
-        self._inputs: list[tuple[Tensor, Tensor]] = []
+        self.inputs: Any = []  # (read, write) of each group
 
     # For models.
 
@@ -101,7 +101,7 @@ class RecurrentCache:
 
     def states(self, ctx: Context) -> list[StateGroup]:
         pools = self._pools[self._layer]
-        return [StateGroup(*group, ctx, pools, *io) for group, io in zip(self._groups, self._inputs, strict=True)]
+        return [StateGroup(*group, ctx, pools, *io) for group, io in zip(self._groups, self.inputs, strict=True)]
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         self._has_no_keys()
@@ -142,13 +142,17 @@ class RecurrentCache:
         self._groups = _grouped(counts)
         return tuple(self._groups)
 
+    def foresee(self, batch: Batch) -> Hashable | None:
+        self._groups = _grouped([end - row for _, row, end in runs(batch.sequences)])
+        return tuple(self._groups)
+
     def make_inputs(self, ctx: Context) -> None:
-        self._inputs = [(ctx.input(DType.I32, n), ctx.input(DType.I64, n)) for _, _, n in self._groups]
+        self.inputs = [(ctx.input(DType.I32, n), ctx.input(DType.I64, n)) for _, _, n in self._groups]
 
     def set_inputs(self, ctx: Context) -> None:
         assert START not in self._slots[1], "a reserved graph is never computed"
         begin = 0
-        for (_, _, n), (sources, targets) in zip(self._groups, self._inputs, strict=True):
+        for (_, _, n), (sources, targets) in zip(self._groups, self.inputs, strict=True):
             ctx.set(sources, np.ascontiguousarray(self._slots[0, begin : begin + n], np.int32))
             ctx.set(targets, np.ascontiguousarray(self._slots[1, begin : begin + n]))
             begin += n

@@ -22,22 +22,22 @@ class Rotation:
     def __init__(self, width: int) -> None:
         self.width = width
         self._matrix = hadamard(width)
-        self._input: Tensor | None = None
+        self.input: Tensor | None = None
 
     def make_input(self, ctx: Context) -> None:
-        self._input = ctx.input(DType.F32, self.width, self.width)
-        ctx.forward(self._input)  # gets memory, even where no layer of this graph uses it
+        self.input = ctx.input(DType.F32, self.width, self.width)
+        ctx.forward(self.input)  # gets memory, even where no layer of this graph uses it
 
     def set_input(self, ctx: Context) -> None:
-        assert self._input is not None
-        ctx.set(self._input, self._matrix)
+        assert self.input is not None
+        ctx.set(self.input, self._matrix)
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [dim, heads, n] turned; dim is a multiple of the width."""
-        assert self._input is not None, "make_inputs comes before the model's forward"
+        assert self.input is not None, "make_inputs comes before the model's forward"
         dim, heads, n, _ = x.shape
         pieces = x.contiguous().reshape(self.width, dim // self.width, heads, n)
-        return self._input.mul_mat(pieces).reshape(dim, heads, n)
+        return self.input.mul_mat(pieces).reshape(dim, heads, n)
 
 
 def key_rotation(dim: int) -> Rotation | None:

@@ -7,6 +7,7 @@ whole; several texts share a batch, and a mask keeps them apart.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,17 @@ class Uncached:
     def start_reserve(self, n_tokens: int) -> Hashable:
         self._n_tokens, self._batch = n_tokens, None
         return n_tokens
+
+    def foresee(self, batch: Batch) -> Hashable | None:
+        return None
+
+    @property
+    def inputs(self) -> object:
+        return self._masks
+
+    @inputs.setter
+    def inputs(self, made: Any) -> None:
+        self._masks = made
 
     def make_inputs(self, ctx: Context) -> None:
         shape = self._n_tokens, self._n_tokens, 1, 1

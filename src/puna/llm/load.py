@@ -84,6 +84,7 @@ def wanted_load(
         n_threads=max(options.num_thread or 0, 0),
         kv_cache_type=kv_cache_type(settings),
         flash_attention=settings.flash_attention,
+        build_ahead=settings.build_ahead,
         use_mmap=True if options.use_mmap is None else options.use_mmap,
         adapters=[str(path) for path in adapters],
     )

@@ -58,6 +58,12 @@ class Context(Protocol):
         Errors: OutOfMemory.
         """
 
+    def allocate(self) -> None:
+        """Give the graph its working memory, if it has none yet; setting inputs would.
+
+        Errors: OutOfMemory.
+        """
+
     def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None: ...
     def compute(self) -> bool:
         """Run; False when it was aborted on request."""

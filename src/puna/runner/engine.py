@@ -29,6 +29,7 @@ from puna.runner.embedding import (
     schedule_whole,
     take,
 )
+from puna.runner.foresight import next_batch
 from puna.runner.groups import cut, without
 from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.request import Request
@@ -36,6 +37,7 @@ from puna.runner.sampling import sample
 from puna.runner.schedule import schedule
 from puna.runner.service import NotLoaded
 from puna.runner.slots import Slots
+from puna.runner.step import Forward
 from puna.runner.stops import stopping
 from puna.wire import (
     CompletionReply,
@@ -338,6 +340,8 @@ class Engine:
             if end == len(request.tokens):
                 outputs.append(len(tokens) - 1)
                 finishing.append(request)
+        if isinstance(loaded.forward, Forward) and loaded.forward.builds_ahead:
+            loaded.forward.expect(next_batch(chosen, loaded.limits.n_batch))
         # A graph without outputs would have no end; a row that nobody wants is cheap.
         logits = loaded.forward(batch(tokens, positions, sequences, outputs or [len(tokens) - 1]))
         if logits is None:

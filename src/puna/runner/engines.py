@@ -138,14 +138,15 @@ def _open_with_puna(path: Path, options: LoadOptions, n_threads: int, choice: Ch
         if isinstance(model, Encoder):
             limits = _limits_of_whole_texts(limits, options)
         cache = model.make_cache(backend, limits, _CACHE_TYPES[options.kv_cache_type])
-        forward = Forward(backend, model, cache, limits)
+        forward = Forward(backend, model, cache, limits, builds_ahead=options.build_ahead)
     except BaseException:
         backend.close()
         raise
 
     def measure() -> MemoryReport:
         backend.measure()
-        return backend.memory(backend.reserve_sizes(forward.plan_largest().ctx))
+        sizes = backend.reserve_sizes(forward.plan_largest().ctx)
+        return backend.memory([n * forward.n_places for n in sizes])
 
     def allocate() -> None:
         backend.allocate()

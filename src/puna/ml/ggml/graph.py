@@ -58,13 +58,13 @@ class GGMLContext:
 
     def set(self, tensor: Any, values: npt.NDArray[Any]) -> None:
         """values: C-contiguous, of the tensor's type; the same number of bytes."""
-        self._allocate()
+        self.allocate()
         expected = self._n_bytes[tensor.address]
         if values.nbytes != expected or not values.flags.c_contiguous:
             raise ValueError(f"an input of {expected} bytes was given {values.nbytes}")
         ggml().ggml_backend_tensor_set(tensor.address, values.ctypes.data, 0, expected)
 
-    def _allocate(self) -> None:
+    def allocate(self) -> None:
         if self._is_allocated:
             return
         ggml().ggml_backend_sched_reset(self.scheduler)
@@ -73,7 +73,7 @@ class GGMLContext:
         self._is_allocated = True
 
     def compute(self) -> bool:
-        self._allocate()
+        self.allocate()
         status = ggml().ggml_backend_sched_graph_compute(self.scheduler, self._graph)
         if status == STATUS_ABORTED:
             return False

@@ -1,0 +1,28 @@
+"""The step after the one that is about to be computed, if nobody comes, goes or ends: good enough to build its graph for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from puna.kvcache.batch import Batch, batch
+from puna.runner.request import Request
+from puna.runner.schedule import Progress, schedule
+
+
+def next_batch(chosen: Sequence[tuple[Request, int]], n_batch: int) -> Batch:
+    """*chosen* is the step at hand, requests with the number of their tokens in it; the result has 0 for every token."""
+    ends = [request.n_computed + count for request, count in chosen]
+    # Whoever has all tokens computed gets one more.
+    wanted = [max(len(request.tokens), end + 1) for (request, _), end in zip(chosen, ends, strict=True)]
+    progress = [
+        Progress(end, n_wanted, groups=request.groups) for (request, _), end, n_wanted in zip(chosen, ends, wanted, strict=True)
+    ]
+    positions: list[int] = []
+    sequences: list[int] = []
+    outputs: list[int] = []
+    for (request, _), end, n_wanted, count in zip(chosen, ends, wanted, schedule(progress, n_batch), strict=True):
+        positions += range(end, end + count)
+        sequences += [request.slot] * count
+        if count and end + count == n_wanted:
+            outputs.append(len(positions) - 1)
+    return batch([0] * len(positions), positions, sequences, outputs or [len(positions) - 1])
