@@ -81,7 +81,7 @@ def is_on_host(tensor: int) -> bool:
 
 def floats(tensor: int, n_rows: int, width: int) -> npt.NDArray[np.float32]:
     """The memory of a contiguous F32 tensor on the host, read-only; it must outlive the array."""
-    memory = (ctypes.c_float * (n_rows * width)).from_address(ggml_tensor.from_address(tensor).data)
+    memory: Any = (ctypes.c_float * (n_rows * width)).from_address(ggml_tensor.from_address(tensor).data)
     values: npt.NDArray[np.float32] = np.frombuffer(memory, np.float32).reshape(n_rows, width)
     values.flags.writeable = False
     return values
