@@ -39,6 +39,22 @@ GEMMA_NAMES = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
+EXPERT_NAMES = {  # {} stands for the expert
+    "llama": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    "qwen3moe": {
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+    },
+}
 TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -64,16 +80,14 @@ def bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 
 
 def hf_tensors(gguf: Path) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a tiny llama under the names and with the order of rows that a checkpoint has.
+    """The tensors of a tiny model under the names and with the order of rows that a checkpoint has.
 
-    A checkpoint keeps the even and the odd rows of a head apart: its rotation pairs row j with row j + head_dim / 2.
+    A checkpoint of a llama keeps the even and the odd rows of a head apart: its rotation pairs row j with row j + head_dim / 2.
     """
     found: dict[str, npt.NDArray[Any]] = {}
     with GGUFFile.open(gguf) as file:
-        heads = {
-            "attn_q": file.metadata.integer("attention.head_count"),
-            "attn_k": file.metadata.integer("attention.head_count_kv"),
-        }
+        keys = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"} if file.architecture == "llama" else {}
+        heads = {part: file.metadata.integer(key) for part, key in keys.items()}
         for name, info in file.tensors.items():
             dtype = {TensorType.F32: np.float32, TensorType.F16: np.float16}[info.type]
             values: npt.NDArray[Any] = np.frombuffer(file.tensor_data(name), dtype).reshape(info.shape[::-1]).copy()
@@ -81,9 +95,13 @@ def hf_tensors(gguf: Path) -> dict[str, npt.NDArray[Any]]:
                 found[TOP_NAMES[name]] = values
                 continue
             _, layer, part, kind = name.split(".")
-            for head in np.split(values, heads.get(part, 0)) if part in heads else ():
+            theirs = LAYER_NAMES.get(part) or EXPERT_NAMES[file.architecture][part]
+            if values.ndim == 3:  # a stack of experts
+                found |= {f"model.layers.{layer}.{theirs.format(e)}.{kind}": matrix.copy() for e, matrix in enumerate(values)}
+                continue
+            for head in np.split(values, heads[part]) if part in heads else ():
                 head[:] = np.concatenate([head[0::2], head[1::2]])
-            found[f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}"] = values
+            found[f"model.layers.{layer}.{theirs}.{kind}"] = values
     return found
 
 
@@ -216,10 +234,31 @@ class Definition:
             layer = f"model.layers.{i}."
             x = x + self._attend(self._norm(x, f"{layer}input_layernorm.weight"), f"{layer}self_attn.", factors)
             y = self._norm(x, f"{layer}post_attention_layernorm.weight")
-            gate = self._linear(y, f"{layer}mlp.gate_proj")
-            x = x + self._linear(gate / (1 + np.exp(-gate)) * self._linear(y, f"{layer}mlp.up_proj"), f"{layer}mlp.down_proj")
+            x = x + self._mlp(y, layer)
         head = table if config["tie_word_embeddings"] else self._tensors["lm_head.weight"]
         return np.asarray(self._norm(x, "model.norm.weight") @ head.T)
+
+    def _mlp(self, x: Floats, layer: str) -> Floats:
+        for names in EXPERT_NAMES.values():
+            if f"{layer}{names['ffn_gate_inp']}.weight" in self._tensors:
+                return self._experts(x, layer, names)
+        return self._gated(x, *(f"{layer}mlp.{part}_proj" for part in ("gate", "up", "down")))
+
+    def _gated(self, x: Floats, gate: str, up: str, down: str) -> Floats:
+        opened = self._linear(x, gate)
+        return self._linear(np.asarray(opened / (1 + np.exp(-opened)) * self._linear(x, up)), down)
+
+    def _experts(self, x: Floats, layer: str, names: Mapping[str, str]) -> Floats:
+        """Each token through the experts that its router likes best, weighted by the softmax among them."""
+        scores = self._linear(x, f"{layer}{names['ffn_gate_inp']}")
+        rows = []
+        for token, liked in zip(x, scores, strict=True):
+            chosen = np.argsort(-liked)[: self._config["num_experts_per_tok"]]
+            weights = np.exp(liked[chosen] - liked[chosen].max())
+            parts = [[f"{layer}{names[f'ffn_{part}_exps'].format(e)}" for part in ("gate", "up", "down")] for e in chosen]
+            outputs = [self._gated(token[None], *part)[0] for part in parts]
+            rows.append((weights / weights.sum()) @ np.stack(outputs))
+        return np.stack(rows)
 
     def _linear(self, x: Floats, name: str) -> Floats:
         y = x @ self._tensors[f"{name}.weight"].T

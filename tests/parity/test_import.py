@@ -28,6 +28,7 @@ from tests.hf import (
     sentencepiece_file,
     write_checkpoint,
 )
+from tests.models.table import ROWS
 from tests.oracle import Oracle
 from tests.parity.test_llama import TOLERANCE, tokens
 from tests.puna_engine import PunaEngine
@@ -112,6 +113,64 @@ def test_the_result_computes_what_the_checkpoint_defines(architecture: str, stor
     if architecture == "LlamaForCausalLM":
         ours = logits(PunaEngine, folder / "out.gguf")
         assert ((ours - expected) ** 2).sum() <= TOLERANCE * (expected**2).sum()
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "MixtralForCausalLM": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 256,
+        "head_dim": 96,
+        "norm_topk_prob": True,
+    },
+}
+
+
+@pytest.fixture(params=MIXTURES)
+def mixture(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """A GGUF file of a mixture of experts, the tensors of its checkpoint, and its configuration."""
+    row = ROWS["llama:experts" if request.param == "MixtralForCausalLM" else "qwen3moe"]
+    source = row.write(tmp_path / "m.gguf", seed=3, dtype="f16")
+    return source, hf_tensors(source), hf_config(source, request.param, **MIXTURES[request.param])
+
+
+def test_mixtures_of_experts_compute_what_the_checkpoint_defines(
+    mixture: tuple[Path, dict[str, npt.NDArray[Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    source, tensors, config = mixture
+    path = converted(write_checkpoint(tmp_path / "hf", tensors, config, n_shards=2))
+    with GGUFFile.open(source) as first, GGUFFile.open(path) as second:
+        assert set(first.tensors) == set(second.tensors)
+        for name, info in first.tensors.items():
+            assert (info.shape, info.type) == (second.tensors[name].shape, second.tensors[name].type)
+            assert first.tensor_data(name) == second.tensor_data(name), name
+    expected = Definition(tensors, config).logits(tokens(LENGTH, 1, 300))
+    for engine in (PunaEngine, Oracle):
+        found = logits(engine, path)
+        assert ((found - expected) ** 2).sum() <= TOLERANCE * (expected**2).sum()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_local_experts": None, "num_experts": None}, "n_experts is 0"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, not from 1 to 8"),
+        ({"norm_topk_prob": False}, "whose weights are normalised"),
+        ({"mlp_only_layers": [0]}, "experts in every layer"),
+        ({"moe_intermediate_size": 17}, r"has the shape .*, the configuration calls for \[17, 256\]"),
+        ({"num_local_experts": 9, "num_experts": 9}, r"(gate|experts\.8\.\w+)\.weight"),
+    ],
+)
+def test_a_mixture_of_another_build_is_refused(
+    changes: dict[str, Any],
+    says: str,
+    mixture: tuple[Path, dict[str, npt.NDArray[Any]], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    _, tensors, config = mixture
+    with pytest.raises((FileFormatError, UnsupportedModel), match=says):
+        converted(write_checkpoint(tmp_path / "hf", tensors, config | changes))
 
 
 def llama3_factors(config: dict[str, Any], head_dim: int) -> npt.NDArray[np.float64]:

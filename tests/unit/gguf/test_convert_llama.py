@@ -272,6 +272,7 @@ def test_any_bytes_are_refused_or_read(content: bytes) -> None:
 
 
 @given(st.integers(0, 2000), st.binary(min_size=1, max_size=4))
+@settings(deadline=None)
 def test_a_damaged_sentencepiece_file_is_refused_or_read(at: int, bytes_instead: bytes) -> None:
     content = sentencepiece_file(spm_vocabulary())
     at = at * 7 % len(content)

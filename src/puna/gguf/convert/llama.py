@@ -46,6 +46,32 @@ MATRICES = {  # of a layer: name in GGUF, name in the checkpoint
 }
 
 
+@dataclass(frozen=True)
+class Experts:
+    """Names of a layer's router and of each expert's matrices, {} standing for its number."""
+
+    router: str
+    gate: str
+    up: str
+    down: str
+    is_normalised: bool = True  # the weights of the chosen add up to one; False: only if norm_topk_prob says so
+
+
+_MIXTRAL = Experts(
+    "block_sparse_moe.gate",
+    gate="block_sparse_moe.experts.{}.w1",
+    up="block_sparse_moe.experts.{}.w3",
+    down="block_sparse_moe.experts.{}.w2",
+)
+_QWEN = Experts(
+    "mlp.gate",
+    gate="mlp.experts.{}.gate_proj",
+    up="mlp.experts.{}.up_proj",
+    down="mlp.experts.{}.down_proj",
+    is_normalised=False,
+)
+
+
 class Config(msgspec.Struct, frozen=True):
     """The part of config.json that matters."""
 
@@ -64,6 +90,13 @@ class Config(msgspec.Struct, frozen=True):
     use_sliding_window: bool = False
     hidden_act: str = "silu"
     partial_rotary_factor: float = 1.0
+    num_local_experts: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int | None = None
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+    norm_topk_prob: bool | None = None
     bos_token_id: int | list[int] | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | list[int] | None = None
@@ -75,6 +108,14 @@ class Config(msgspec.Struct, frozen=True):
     @property
     def head_width(self) -> int:
         return self.head_dim or self.hidden_size // max(1, self.num_attention_heads)
+
+    @property
+    def n_experts(self) -> int:
+        return self.num_local_experts or self.num_experts or 0
+
+    @property
+    def expert_width(self) -> int:
+        return self.moe_intermediate_size or self.intermediate_size
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -94,6 +135,15 @@ class Config(msgspec.Struct, frozen=True):
                 "config.json: only models with hidden_act silu, whole heads rotated and no sliding window can be converted"
             )
 
+    def check_experts(self, experts: Experts) -> None:
+        """Errors: as check."""
+        check_range(self, {"n_experts": 1 << 12, "num_experts_per_tok": max(1, self.n_experts), "expert_width": 1 << 24})
+        is_normalised = experts.is_normalised if self.norm_topk_prob is None else self.norm_topk_prob
+        if self.decoder_sparse_step != 1 or self.mlp_only_layers or not is_normalised:
+            raise UnsupportedModel(
+                "config.json: only models with experts in every layer, whose weights are normalised, can be converted"
+            )
+
 
 @dataclass(frozen=True)
 class Family:
@@ -103,13 +153,16 @@ class Family:
     interleaves: bool = False  # rotation turns neighbouring rows; checkpoints keep the two halves of a head apart
     normalises_heads: bool = False
     needs_biases: bool = False  # of queries, keys and values
+    experts: Experts | None = None
 
 
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", interleaves=True),
     "MistralForCausalLM": Family("llama", interleaves=True),
     "Qwen2ForCausalLM": Family("qwen2", needs_biases=True),
+    "MixtralForCausalLM": Family("llama", interleaves=True, experts=_MIXTRAL),
     "Qwen3ForCausalLM": Family("qwen3", normalises_heads=True),
+    "Qwen3MoeForCausalLM": Family("qwen3moe", normalises_heads=True, experts=_QWEN),
 }
 
 
@@ -128,6 +181,8 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
         raise UnsupportedModel(f"config.json: architecture {names[:1]} is none of {', '.join(FAMILIES)}")
     config = checkpoint.decoded("config.json", Config)
     config.check()
+    if family.experts is not None:
+        config.check_experts(family.experts)
     with checkpoint.tensors() as tensors:
         n_tokens = vocabulary.n_embeddings(tensors, TABLE, config.hidden_size)
         ids = msgspec.structs.asdict(config)
@@ -138,7 +193,11 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
         words.add_to(writer)
         output = Output(writer, tensors)
         for name, (source, shape, n_heads) in _layout(family, config, n_tokens, tensors).items():
-            output.add(name, source, shape, partial(interleaved, n_heads) if n_heads else unchanged)
+            rearrange = partial(interleaved, n_heads) if n_heads else unchanged
+            output.add(name, source, shape, rearrange, is_exact="ffn_gate_inp" in name)  # routers are small and matter
+        for i in range(config.num_hidden_layers):
+            for name, (sources, shape) in _stacks(family, config, i).items():
+                output.add_stack(name, sources, shape)
         factors = _frequency_factors(config)
         if factors is not None:
             writer.add_tensor("rope_freqs.weight", factors)
@@ -158,6 +217,9 @@ def _add_options(writer: GGUFWriter, family: Family, config: Config, n_tokens: i
     }
     if config.head_width * config.num_attention_heads != config.hidden_size or family.normalises_heads:
         numbers |= {"attention.key_length": config.head_width, "attention.value_length": config.head_width}
+    if family.experts is not None:
+        numbers |= {"expert_count": config.n_experts, "expert_used_count": config.num_experts_per_tok}
+        numbers["expert_feed_forward_length"] = config.expert_width
     for key, whole in numbers.items():
         writer.add(f"{family.architecture}.{key}", whole, ValueType.UINT32)
     floats = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.freq_base": _rope_base(config)}
@@ -238,10 +300,9 @@ def _layout(family: Family, config: Config, n_tokens: int, tensors: Tensors) -> 
         "attn_k": (kv_width, width, turned[1]),
         "attn_v": (kv_width, width, 0),
         "attn_output": (width, q_width, 0),
-        "ffn_gate": (inner, width, 0),
-        "ffn_up": (inner, width, 0),
-        "ffn_down": (width, inner, 0),
     }
+    if family.experts is None:
+        matrices |= {"ffn_gate": (inner, width, 0), "ffn_up": (inner, width, 0), "ffn_down": (width, inner, 0)}
     vectors = {"attn_norm": ("input_layernorm", width), "ffn_norm": ("post_attention_layernorm", width)}
     if family.normalises_heads:
         vectors |= {
@@ -257,7 +318,12 @@ def _layout(family: Family, config: Config, n_tokens: int, tensors: Tensors) -> 
                 places[f"blk.{i}.{ours}.bias"] = (bias, (n_out,), n_heads)
         for ours, (theirs, length) in vectors.items():
             places[f"blk.{i}.{ours}.weight"] = (f"{layer}.{theirs}.weight", (length,), 0)
+        if family.experts is not None:
+            router = f"{layer}.{family.experts.router}.weight"
+            places[f"blk.{i}.ffn_gate_inp.weight"] = (router, (config.n_experts, width), 0)
+    stacks = (_stacks(family, config, i).values() for i in range(config.num_hidden_layers))
     known = {source for source, _, _ in places.values()} | {_HEAD}
+    known |= {source for layer_stacks in stacks for sources, _ in layer_stacks for source in sources}
     unknown = [name for name in tensors if name not in known and not name.endswith("rotary_emb.inv_freq")]
     if unknown:
         raise UnsupportedModel(
@@ -265,3 +331,18 @@ def _layout(family: Family, config: Config, n_tokens: int, tensors: Tensors) -> 
             f"{config.num_hidden_layers} layers"
         )
     return places
+
+
+def _stacks(family: Family, config: Config, layer: int) -> dict[str, tuple[list[str], tuple[int, int]]]:
+    """The experts' tensors of one layer: those of the checkpoint that make one, and the shape of each."""
+    if family.experts is None:
+        return {}
+    width, inner = config.hidden_size, config.expert_width
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    return {
+        f"blk.{layer}.ffn_{part}_exps.weight": (
+            [f"model.layers.{layer}.{getattr(family.experts, part).format(e)}.weight" for e in range(config.n_experts)],
+            shape,
+        )
+        for part, shape in shapes.items()
+    }

@@ -5,7 +5,7 @@ Matrices keep 16 bits where they have them and become F16 otherwise; all else be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,26 +58,50 @@ class Output:
         With *is_exact* a matrix becomes F32 too. *rearrange* changes the order of rows.
         Errors: FileFormatError naming file and tensor when it is missing, of another shape, or not of floating point numbers.
         """
+        kind = TensorType.F32 if is_exact else self._kind(source, shape)
+        self._check(source, shape)
+        self._n_bytes += kind.n_bytes(int(np.prod(shape)))
+        self._writer.add_raw_tensor(
+            name, tuple(reversed(shape)), kind, lambda: np.ascontiguousarray(rearrange(self._rows(source, kind)))
+        )
+
+    def add_stack(self, name: str, sources: Sequence[str], shape: tuple[int, ...]) -> None:
+        """Tensor *name* of the file from matrices of this shape each, one after another: those of experts.
+
+        Errors: as add.
+        """
+        kind = self._kind(sources[0], shape)
+        for source in sources:
+            self._check(source, shape)
+            if self._kind(source, shape) is not kind:
+                raise FileFormatError(f"{self._tensors.home(source).name}: tensor {source} is stored otherwise than {sources[0]}")
+        whole = (len(sources), *shape)
+        self._n_bytes += kind.n_bytes(int(np.prod(whole)))
+        self._writer.add_raw_tensor(
+            name, tuple(reversed(whole)), kind, lambda: np.stack([self._rows(source, kind) for source in sources])
+        )
+
+    def _check(self, source: str, shape: tuple[int, ...]) -> None:
         file, stored = self._tensors.home(source), self._tensors.stored(source)
         if stored.shape != shape or not all(shape):
             raise FileFormatError(
                 f"{file.name}: tensor {source} has the shape {list(stored.shape)}, the configuration calls for {list(shape)}"
             )
         file.check_floats(source)
-        kind = TensorType.F32
-        if len(shape) > 1 and not is_exact:
-            kind = TensorType.BF16 if stored.dtype == "BF16" else TensorType.F16
 
-        def data() -> Rows:
-            is_kept = (kind is TensorType.BF16) or (kind is TensorType.F16 and stored.dtype == "F16")
-            rows = file.raw(source) if is_kept else file.floats(source)
-            if kind is TensorType.F16 and not is_kept:
-                rows = _halved(rows, source)
-            self._count(rows.nbytes)
-            return np.ascontiguousarray(rearrange(rows))
+    def _kind(self, source: str, shape: tuple[int, ...]) -> TensorType:
+        if len(shape) < 2:
+            return TensorType.F32
+        return TensorType.BF16 if self._tensors.stored(source).dtype == "BF16" else TensorType.F16
 
-        self._n_bytes += kind.n_bytes(int(np.prod(shape)))
-        self._writer.add_raw_tensor(name, tuple(reversed(shape)), kind, data)
+    def _rows(self, source: str, kind: TensorType) -> Rows:
+        file, dtype = self._tensors.home(source), self._tensors.stored(source).dtype
+        is_kept = kind.name == dtype and kind is not TensorType.F32
+        rows = file.raw(source) if is_kept else file.floats(source)
+        if kind is TensorType.F16 and not is_kept:
+            rows = _halved(rows, source)
+        self._count(rows.nbytes)
+        return rows
 
     def write(self, target: Path, on_bytes: OnBytes) -> None:
         """Errors: UnsupportedModel naming a tensor whose values 16 bits cannot hold; what *on_bytes* raises."""

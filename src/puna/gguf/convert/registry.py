@@ -18,8 +18,10 @@ CONVERTERS = {
     "Gemma3ForCausalLM": "puna.gguf.convert.gemma",
     "LlamaForCausalLM": "puna.gguf.convert.llama",
     "MistralForCausalLM": "puna.gguf.convert.llama",
+    "MixtralForCausalLM": "puna.gguf.convert.llama",
     "Qwen2ForCausalLM": "puna.gguf.convert.llama",
     "Qwen3ForCausalLM": "puna.gguf.convert.llama",
+    "Qwen3MoeForCausalLM": "puna.gguf.convert.llama",
 }
 
 
