@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from puna import host
 from puna.compat.model import LlamaModel, Options
 from puna.compat.sizes import memory_report, read_sizes
-from puna.errors import BadRequest, FileFormatError, LoadError, MissingTensors, OutOfMemory, UnsupportedModel
+from puna.errors import BadRequest, FileFormatError, LoadError, MissingTensors, OutOfMemory, PunaError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.gguf.writer import GGUFWriter
@@ -26,7 +27,7 @@ from puna.wire import DeviceLayers, Health, LoadOptions, LoadRequest
 from tests.compat_engine import CompatEngine
 from tests.lora import write_lora
 from tests.oracle import Oracle
-from tests.tiny import RandomWeights, bpe_vocabulary, write_llama
+from tests.tiny import RandomWeights, bpe_vocabulary, write_bert, write_llama
 from tests.tiny_others import OTHERS
 
 
@@ -72,19 +73,38 @@ def test_of_an_architecture_that_both_know_all_missing_tensors_are_named(tmp_pat
         Engine(path).load(LoadRequest())
 
 
-def test_what_puna_misses_in_a_file_libllama_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of other names, or in another arrangement."""
+@pytest.mark.parametrize("refusal", [MissingTensors(["blk.0.attn_q.weight"]), UnsupportedModel("it swings")])
+def test_what_puna_cannot_do_with_a_file_libllama_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: PunaError
+) -> None:
+    """Tensors of other names, or in another arrangement, or something new in an architecture that is known."""
 
     def refuse(*_: Any) -> Opened:
-        raise MissingTensors(["blk.0.attn_q.weight"])
+        raise refusal
 
     monkeypatch.setattr(engines, "_open_with_puna", refuse)
-    path = write_llama(tmp_path / "fused.gguf")
+    path = write_llama(tmp_path / "model.gguf")
     reply = Engine(path).load(LoadRequest(operation="fit", options=LoadOptions(n_ctx=256)))
-    assert reply.engine == "compat"
-    assert "missing from the file: blk.0.attn_q.weight" in reply.engine_reason
-    with pytest.raises(MissingTensors):
+    assert (reply.engine, reply.engine_reason) == ("compat", str(refusal))
+    with pytest.raises(type(refusal)):
         Engine(path, new_engine=True).load(LoadRequest())
+
+
+@pytest.mark.parametrize("name", ["token_types.weight", "token_embd_norm.bias", "blk.1.attn_q.bias"])
+def test_tensors_of_a_type_that_libllama_would_end_on_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    add = GGUFWriter.add_raw_tensor
+
+    def add_short(writer: GGUFWriter, given: str, shape: tuple[int, ...], kind: TensorType, data: Any) -> None:
+        if given == name:
+            kind, data = TensorType.F16, np.zeros(2 * math.prod(shape), np.uint8)
+        add(writer, given, shape, kind, data)
+
+    monkeypatch.setattr(GGUFWriter, "add_raw_tensor", add_short)
+    path = write_bert(tmp_path / "short.gguf", pooling=1)
+    with pytest.raises(UnsupportedModel, match=f"{name} is of type F16, libllama computes with it only in F32"):
+        Engine(path, new_engine=False).load(LoadRequest())
 
 
 def test_a_tensor_of_the_wrong_shape_is_named(tmp_path: Path) -> None:

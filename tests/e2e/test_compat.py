@@ -81,16 +81,6 @@ def test_show_names_the_engine_and_the_reason(forced: Server, automatic: Server,
     assert engine(automatic, other) == before  # loaded, the runner says so
 
 
-def test_what_puna_supports_only_in_part_goes_to_libllama_with_the_reason(automatic: Server, tmp_path: Path) -> None:
-    path = write_llama(tmp_path / "ranker.gguf", metadata={"llama.pooling_type": RANK})
-    reply = automatic.client.post("/api/rerank", json={"model": str(path), "query": "sky", "documents": TEXTS})
-    assert reply.status_code == 200, reply.text
-    assert len(reply.json()["results"]) == len(TEXTS)
-    shown = automatic.client.post("/api/show", json={"model": str(path)}).json()
-    assert shown["engine"] == "compat"
-    assert "scores of a llama model" in shown["engine_reason"]
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_an_architecture_that_puna_lacks_says_what_libllama_says(automatic: Server, tmp_path: Path, name: str) -> None:
     path = OTHERS[name](tmp_path / f"{name}.gguf", seed=4)

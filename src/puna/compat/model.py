@@ -19,6 +19,7 @@ from puna.compat.step import Forward
 from puna.errors import LoadError, OutOfMemory, UnsupportedModel
 from puna.gguf.lora import TABLE, read_lora
 from puna.gguf.reader import GGUFFile
+from puna.gguf.types import TensorType
 from puna.kvcache.cache import Limits
 from puna.kvcache.uncached import Uncached
 from puna.ml.ggml.devices import devices
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # What is noted of each token that is kept: libllama's position, shift, and set of sequences as bits; the same here.
 _CELL_BYTES = 80
+
+_VECTOR_TYPES = (TensorType.F32, TensorType.I32)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class LlamaModel:
             for adapter in options.adapters:
                 with GGUFFile.open(adapter) as opened:
                     _check_adapter(opened, file)
+            _check_types(file)
             self._n_layers = file.metadata.integer("block_count", 0)
             self._layers = _last_layers(options.layers, self._n_layers)
             self._placement = _placement(self._layers)
@@ -254,6 +258,18 @@ def _check_books(limits: Limits) -> None:
     n_bytes = limits.n_cells * (_CELL_BYTES + limits.max_sequences)
     if limits.n_cells >= 1 << 31 or n_bytes > host.memory().free:
         raise OutOfMemory(f"{n_bytes / 1e9:.1f} GB would be needed only to keep account of {limits.n_cells} tokens")
+
+
+def _check_types(file: GGUFFile) -> None:
+    """What is added to hidden states or multiplied with them, value by value, must be as they are; libllama does not look.
+
+    Errors: UnsupportedModel naming the tensor.
+    """
+    for tensor in file.tensors.values():
+        is_vector = len(tensor.shape) == 1 or tensor.name == "token_types.weight"
+        if is_vector and tensor.type not in _VECTOR_TYPES:
+            kind = f"is of type {tensor.type.name}, libllama computes with it only in F32"
+            raise UnsupportedModel(f"{file.path}: tensor {tensor.name} {kind}")
 
 
 def _check_kind(file: GGUFFile, model: Model) -> None:
