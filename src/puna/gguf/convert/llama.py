@@ -1,4 +1,4 @@
-"""Llama and the models of its shape (Mistral, Qwen 2 and 3) as their authors publish them, to GGUF.
+"""Llama and the models of its shape (Mistral, Mixtral, Qwen 2 and 3) as their authors publish them, to GGUF.
 
 Reads config.json, the tokenizer's files and the tensors. Names, keys, the order of rows and the frequency factors are
 llama.cpp's for these architectures. Mistral's window is not written: llama.cpp's architecture ``llama`` has none.
@@ -6,20 +6,19 @@ llama.cpp's for these architectures. Mistral's window is not written: llama.cpp'
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert import vocabulary
 from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, Tensors, ignore
-from puna.gguf.convert.numbers import check_range, number, positive
+from puna.gguf.convert.numbers import check_range
 from puna.gguf.convert.output import Output, Rows, file_type, unchanged
+from puna.gguf.convert.rotation import Rotation
 from puna.gguf.types import ValueType
 from puna.gguf.writer import GGUFWriter
 
@@ -118,8 +117,9 @@ class Config(msgspec.Struct, frozen=True):
         return self.moe_intermediate_size or self.intermediate_size
 
     @property
-    def rope(self) -> dict[str, Any]:
-        return self.rope_parameters or self.rope_scaling or {}
+    def rotation(self) -> Rotation:
+        options = self.rope_parameters or self.rope_scaling or {}
+        return Rotation(options, self.rope_theta, self.max_position_embeddings, self.head_width)
 
     def check(self) -> None:
         """Errors: FileFormatError naming the field; UnsupportedModel for an arithmetic that the architecture has not."""
@@ -198,7 +198,7 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
         for i in range(config.num_hidden_layers):
             for name, (sources, shape) in _stacks(family, config, i).items():
                 output.add_stack(name, sources, shape)
-        factors = _frequency_factors(config)
+        factors = config.rotation.frequency_factors()
         if factors is not None:
             writer.add_tensor("rope_freqs.weight", factors)
         output.write(target, on_bytes)
@@ -222,55 +222,8 @@ def _add_options(writer: GGUFWriter, family: Family, config: Config, n_tokens: i
         numbers["expert_feed_forward_length"] = config.expert_width
     for key, whole in numbers.items():
         writer.add(f"{family.architecture}.{key}", whole, ValueType.UINT32)
-    floats = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.freq_base": _rope_base(config)}
-    for key, value in (floats | _scaling(config)).items():
+    for key, value in {"attention.layer_norm_rms_epsilon": config.rms_norm_eps, **config.rotation.keys()}.items():
         writer.add(f"{family.architecture}.{key}", value)
-
-
-def _rope_base(config: Config) -> float:
-    base = number(config.rope, "rope_theta", config.rope_theta)
-    if base <= 0:
-        raise FileFormatError(f"config.json: rope_theta is {base}")
-    return base
-
-
-def _rope_type(config: Config) -> str:
-    """Errors: UnsupportedModel."""
-    kind = config.rope.get("rope_type", config.rope.get("type", "default")) or "default"
-    if kind not in ("default", "dynamic", "linear", "yarn", "llama3"):
-        raise UnsupportedModel(f"config.json: a rotation of type {str(kind)[:40]!r} cannot be converted")
-    # Dynamic scaling changes nothing within the length that the model was trained for.
-    return "default" if kind == "dynamic" else str(kind)
-
-
-def _scaling(config: Config) -> dict[str, Any]:
-    kind, rope = _rope_type(config), config.rope
-    if kind not in ("linear", "yarn"):
-        return {}
-    if kind == "yarn" and any(rope.get(name) is not None for name in ("attention_factor", "mscale", "mscale_all_dim")):
-        raise UnsupportedModel("config.json: YaRN with a magnitude of its own cannot be converted")
-    found: dict[str, Any] = {"rope.scaling.type": kind, "rope.scaling.factor": positive(rope, "factor")}
-    if kind == "yarn":
-        original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
-        found["rope.scaling.original_context_length"] = int(positive({"original": original}, "original"))
-        for name in ("beta_fast", "beta_slow"):
-            if rope.get(name) is not None:
-                found[f"rope.scaling.yarn_{name}"] = positive(rope, name)
-    return found
-
-
-def _frequency_factors(config: Config) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-    """What Llama 3.1 divides each frequency by: nothing for fast ones, the factor for slow ones, a blend between."""
-    if _rope_type(config) != "llama3":
-        return None
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    factor, low, high, original = (positive(config.rope, name) for name in names)
-    if high <= low:
-        raise FileFormatError(f"config.json: high_freq_factor {high} is not above low_freq_factor {low}")
-    half = config.head_width // 2
-    wavelengths = 2 * math.pi * _rope_base(config) ** (np.arange(half) / half)
-    blend = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
-    return np.asarray(1 / ((1 - blend) / factor + blend), np.float32)
 
 
 def interleaved(n_heads: int, rows: Rows) -> Rows:
