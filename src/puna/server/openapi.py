@@ -225,7 +225,7 @@ def _responses(method: str, path: str, operation: Operation) -> dict[str, Any]:
     schema = {"$ref": _REF.format(model=reply.__name__)} if isinstance(reply, type) else reply
     content: dict[str, Any] = {} if schema is None else {operation.reply_type: {"schema": schema}}
     if operation.stream:
-        content[operation.stream] = {"schema": _STRING}
+        content[operation.stream] = {}  # this version of OpenAPI has no words for what a stream consists of
     good: dict[str, Any] = {"description": "Success"} | ({"content": content} if content else {})
     found = {str(status): good for status in operation.statuses}
     name = "AnthropicError" if path.startswith("/v1/messages") else "OpenAIError" if path.startswith("/v1/") else "Error"
