@@ -283,14 +283,14 @@ class Engine:
                 self._in_step = ()
                 return
         try:
-            loaded.adapt_threads()
-            if loaded.pooling is Pooling.NONE:
-                self._compute(loaded, [(r, n) for r, n in chosen if isinstance(r, Request)])
-            else:
-                # Of a model in which tokens see what came before them, the last one has read both query and text.
-                is_last = loaded.pooling is Pooling.RANK and not loaded.is_encoder
-                pooling = Pooling.LAST if is_last else loaded.pooling
-                embed(loaded.forward, pooling, [(r, n) for r, n in chosen if isinstance(r, EmbeddedText)])
+            with loaded.paced(sum(n for _, n in chosen)):
+                if loaded.pooling is Pooling.NONE:
+                    self._compute(loaded, [(r, n) for r, n in chosen if isinstance(r, Request)])
+                else:
+                    # Of a model in which tokens see what came before them, the last one has read both query and text.
+                    is_last = loaded.pooling is Pooling.RANK and not loaded.is_encoder
+                    pooling = Pooling.LAST if is_last else loaded.pooling
+                    embed(loaded.forward, pooling, [(r, n) for r, n in chosen if isinstance(r, EmbeddedText)])
         except Exception as error:  # one bad batch must not end the process: it ends the requests that were in it
             log.exception("a step failed")
             for request, _ in chosen:

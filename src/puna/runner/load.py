@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +33,17 @@ class Loaded(Opened):
     def memory(self) -> MemoryReport:
         return with_host(self.backend.memory(), self)
 
-    def adapt_threads(self) -> None:
-        """Between two steps: leave the cores that other processes want to them."""
-        if self.threads is not None and self.threads.has_changed():
+    @contextmanager
+    def paced(self, n_tokens: int) -> Iterator[None]:
+        """Around a step: with as many threads as go well beside other processes."""
+        if self.threads is None:
+            yield
+            return
+        if self.threads.has_changed():
             self.backend.set_threads(self.threads.count)
+        began = time.monotonic()
+        yield
+        self.threads.note(n_tokens, time.monotonic() - began)
 
     def close(self) -> None:
         super().close()

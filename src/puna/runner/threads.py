@@ -2,10 +2,11 @@
 
 The threads of a step wait for each other some hundred times, spinning. When another process takes the core of one, all
 wait for it while they spin in the way of everyone: with one busy process on two cores, two threads are a third to a
-tenth as fast as without it, and one thread is two thirds as fast. So there are never more threads than cores left.
-What other processes want is told by the system's accounts of processor time. (Steps take times that differ by
-batch and history, so those tell less.) With another count, attention over a long history sums in another order, and
-the last bits of logits differ; a count that is asked for is kept.
+tenth as fast as without it, and one thread is two thirds as fast. What other processes want is told by the system's
+accounts of processor time; where that leaves too few cores, fewer threads and all of them are compared by the steps' times:
+who seems busy may yield, and on cores that are wanted many times over more threads get a larger share.
+With another count, attention over a long history sums in another order, and the last bits of logits differ; a count that is
+asked for is kept.
 
 Knows neither the tensor library nor how usage is measured.
 """
@@ -22,8 +23,8 @@ WINDOW_S = 0.25  # the system counts in hundredths of a second
 # A process that wants less than this of a core hurts less than a thread less would.
 _SPARED = 0.6
 _SPARED_TO_GROW = 0.4  # less, so that the count does not swing
-# Who seems to want a core may yield when we do: only a try shows it. One window of each pause goes into trying.
-TRY_AFTER_S, TRY_AFTER_AT_MOST_S = 4.0, 32.0
+# One window of each pause goes into trying what seems slower; the pauses double.
+TRY_AFTER_S, TRY_AFTER_AT_MOST_S = 2.0, 32.0
 
 
 def taken_by_others(used: Usage, n_cores: int) -> float:
@@ -54,7 +55,11 @@ def threads_beside(others: float, most: int, n_cores: int, spared: float) -> int
 
 
 class Threads:
-    """The count for the next step, looked at anew every WINDOW_S. One thread at a time."""
+    """The count for the next step, looked at anew every WINDOW_S. One thread at a time.
+
+    While others leave too few cores, the count that finds cores of its own and the full one take turns: the one whose
+    steps were faster stays, the other gets one window of each pause.
+    """
 
     def __init__(
         self,
@@ -69,9 +74,16 @@ class Threads:
         self._read_usage = read_usage
         self._clock = clock
         self._before = read_usage()
-        self._is_trying = False
+        self._steps: dict[int, list[float]] = {}  # seconds of this window's steps, by their number of tokens
+        self._means: dict[int, dict[int, float]] = {}  # by count: mean seconds of its last window's steps
+        self._rival = 0  # the count that is compared with; 0: no other is worth a try
+        self._is_trial = False
         self._pause_s = TRY_AFTER_S
         self._try_at = 0.0
+
+    def note(self, n_tokens: int, seconds: float) -> None:
+        """A step was computed with ``count`` threads."""
+        self._steps.setdefault(n_tokens, []).append(seconds)
 
     def has_changed(self) -> bool:
         """Look at the accounts if it is time to; whether ``count`` is another than before."""
@@ -80,26 +92,39 @@ class Threads:
         now = self._read_usage()
         used = now.since(self._before)
         self._before, before = now, self.count
-        wanted = wanted_by_others(used, before, self._n_cores)
-        fitting = threads_beside(wanted, self._most, self._n_cores, _SPARED)
-        if fitting < before:
-            self._give_way(fitting, now.wall)
-        else:
-            self._return(taken_by_others(used, self._n_cores), now.wall)
+        self._means[before] = {n: sum(times) / len(times) for n, times in self._steps.items()}
+        self._steps.clear()
+        self._choose(used, now.wall)
         return self.count != before
 
-    def _give_way(self, count: int, now: float) -> None:
-        self.count = count
-        self._pause_s = min(self._pause_s * 2, TRY_AFTER_AT_MOST_S) if self._is_trying else TRY_AFTER_S
-        self._try_at = now + self._pause_s
-        self._is_trying = False
+    def _choose(self, used: Usage, now: float) -> None:
+        wanted = wanted_by_others(used, self.count, self._n_cores)
+        fitting = threads_beside(wanted, self._most, self._n_cores, _SPARED)
+        room = threads_beside(taken_by_others(used, self._n_cores), self._most, self._n_cores, _SPARED_TO_GROW)
+        if (fitting if self.count == self._most else room) == self._most:
+            self.count, self._rival, self._is_trial = self._most, 0, False
+        elif not self._rival:
+            self._rival, self.count = self._most, min(fitting, self._most - 1)
+            self._pause_s, self._try_at = TRY_AFTER_S, now + TRY_AFTER_S
+        elif self._is_trial:
+            self._is_trial = False
+            self._pause_s = min(self._pause_s * 2, TRY_AFTER_AT_MOST_S)
+            self._try_at = now + self._pause_s
+            if not self._is_faster(self.count, self._rival):
+                self._swap()
+        elif now >= self._try_at:
+            self._swap()
+            self._is_trial = True
+        elif self.count < self._most:
+            self.count = fitting if fitting < self.count else max(self.count, room)
 
-    def _return(self, taken: float, now: float) -> None:
-        """To as many as there is room for; with one more, if the last try went well or is long ago."""
-        room = threads_beside(taken, self._most, self._n_cores, _SPARED_TO_GROW)
-        has_succeeded, self._is_trying = self._is_trying, False
-        if room > self.count:
-            self.count = room
-        elif self.count < self._most and (has_succeeded or now >= self._try_at):
-            self.count += 1
-            self._is_trying = True
+    def _swap(self) -> None:
+        self.count, self._rival = self._rival, self.count
+
+    def _is_faster(self, count: int, other: int) -> bool:
+        """By steps of the same size; where there are none, fewer threads are the better guess."""
+        ours, theirs = self._means.get(count, {}), self._means.get(other, {})
+        common = ours.keys() & theirs.keys()
+        if not common:
+            return count < other
+        return sum(ours[n] for n in common) < sum(theirs[n] for n in common)

@@ -21,6 +21,8 @@ from puna.runner.load import n_threads
 from puna.runner.threads import TRY_AFTER_S, WINDOW_S, Threads, wanted_by_others
 from puna.wire import CompletionReply, CompletionRequest, LoadOptions, LoadRequest, Piece
 
+Step = Callable[[int], float]
+
 
 class Machine:
     """Cores that are shared evenly by whoever computes, as the system does it, apart from those that yield to all."""
@@ -41,11 +43,15 @@ class Machine:
         self.busy += seconds * ((n_threads + others) * share + min(yielding, idle))
         self.waited += seconds * n_threads * (1 - share)
 
-    def settle(self, threads: Threads, others: float, seconds: float = 1.0, yielding: float = 0) -> int:
-        """The count after some time beside so many busy processes."""
+    def settle(
+        self, threads: Threads, others: float, seconds: float = 1.0, yielding: float = 0, step: Step = lambda _count: 0.01
+    ) -> int:
+        """The count after some time beside so many busy processes; *step* is how long one takes with so many threads."""
         end = self.now + seconds
         while self.now < end:
             self.run(WINDOW_S, threads.count, others, yielding)
+            for _ in range(5):
+                threads.note(1, step(threads.count))
             threads.has_changed()
         return threads.count
 
@@ -75,12 +81,46 @@ def test_one_window_is_enough_to_give_way_and_to_return() -> None:
     assert threads.count == 2
 
 
-def test_beside_a_busy_process_hardly_any_time_goes_into_trying() -> None:
+def spinning(count: int) -> float:
+    """Seconds of a step on two cores beside a busy process."""
+    return 0.05 if count == 2 else 0.011
+
+
+def crowded(count: int) -> float:
+    """Where each thread gets a small share, and two get two."""
+    return 0.05 if count == 2 else 0.09
+
+
+@pytest.mark.parametrize(("step", "better"), [(spinning, 1), (crowded, 2)])
+def test_the_faster_count_has_nearly_all_the_time(step: Step, better: int) -> None:
     machine = Machine(2)
     threads = adaptive(machine, 2)
-    machine.settle(threads, others=1)
-    counts = [machine.settle(threads, others=1, seconds=WINDOW_S) for _ in range(1200)]
-    assert 1 < counts.count(2) <= 0.05 * len(counts)
+    machine.settle(threads, others=1, seconds=TRY_AFTER_S + 1, step=step)
+    counts = [machine.settle(threads, others=1, seconds=WINDOW_S, step=step) for _ in range(1200)]
+    assert 1 < counts.count(3 - better) <= 0.02 * len(counts)
+    assert machine.settle(threads, others=0) == 2
+
+
+def test_what_is_faster_may_change() -> None:
+    machine = Machine(2)
+    threads = adaptive(machine, 2)
+    machine.settle(threads, others=1, seconds=60, step=crowded)
+    machine.settle(threads, others=1, seconds=40, step=spinning)
+    counts = [machine.settle(threads, others=1, seconds=WINDOW_S, step=spinning) for _ in range(100)]
+    assert counts.count(1) >= 98
+
+
+def test_steps_of_different_sizes_are_not_compared() -> None:
+    """A long prompt in one window and single tokens in the next say nothing; fewer threads are the better guess."""
+    machine = Machine(2)
+    threads = adaptive(machine, 2)
+    counts = []
+    for _ in range(400):
+        machine.run(WINDOW_S, threads.count, others=1)
+        threads.note(512 if threads.count == 1 else 1, 1.0 if threads.count == 1 else 0.01)
+        threads.has_changed()
+        counts.append(threads.count)
+    assert counts[20:].count(1) > 0.95 * len(counts[20:])
 
 
 def test_one_that_yields_is_found_out() -> None:
@@ -103,6 +143,13 @@ def test_a_nice_process_that_does_not_yield_counts_in_full() -> None:
         machine.busy, machine.waited = machine.busy + 2 * WINDOW_S, machine.waited + 1.7 * WINDOW_S
         threads.has_changed()
     assert threads.count == 1
+
+
+def test_who_leaves_makes_room_also_when_others_stay() -> None:
+    machine = Machine(8)
+    threads = adaptive(machine, 8)
+    assert machine.settle(threads, others=5) == 3
+    assert machine.settle(threads, others=2) == 6
 
 
 def test_between_windows_nothing_is_asked() -> None:
