@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from puna.runner.engine import Engine
-from puna.wire import Done
+from puna.wire import CompletionReply, Done
 from tests.contract.test_engine import Answer, started, wait_for
 from tests.models.lfm2 import write_lfm2
 from tests.models.mamba import write_mamba2
@@ -48,6 +49,18 @@ def checked(model: Path, **options: Any) -> Iterator[Engine]:
     assert engine._loaded is not None
     engine._loaded.cache.check_integrity()
     engine.close()
+
+
+class Holding(Answer):
+    """Its first reply keeps the engine's thread until it is released: what is submitted meanwhile arrives together."""
+
+    def __init__(self, engine: Engine, prompt: str, **fields: Any) -> None:
+        self.release = threading.Event()
+        super().__init__(engine, prompt, **fields)
+
+    def _take(self, reply: CompletionReply) -> None:
+        assert self.release.wait(20)
+        super()._take(reply)
 
 
 def said(engine: Engine, prompt: str, n_predict: int = 20) -> tuple[str, int, int]:
@@ -111,7 +124,9 @@ def test_the_same_prompt_again_is_computed_in_one_small_step(engine: Engine) -> 
 
 def test_chats_that_begin_alike_and_arrive_together_compute_the_beginning_once(engine: Engine, fresh: Engine) -> None:
     prompts = [STORY + 9 * end for end in ("why is the sky blue ", "one two three four ", "hello world ", "what is it ")]
+    before = Holding(engine, "x", n_predict=1)
     answers = [Answer(engine, p) for p in prompts]
+    before.release.set()
     done = [a.done() for a in answers]
     assert [a.text for a in answers] == [from_scratch(fresh, p) for p in prompts]
     n = said(engine, STORY)[1]
