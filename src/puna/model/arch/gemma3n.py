@@ -219,7 +219,7 @@ class Weights:
 class Gemma3n(GemmaDecoder[Options]):
     Options = Options
     Weights = Weights
-    nodes_per_layer = 112
+    nodes_per_layer = 144
 
     def __init__(self, file: GGUFFile, backend: Backend, n_ctx: int) -> None:
         super().__init__(file, backend, n_ctx)
