@@ -68,6 +68,7 @@ VALUES: list[Any] = [
 # What Ollama answers with 500 for a wrong value, and what a model of another kind is asked for.
 DOCUMENTED = re.compile(
     r'option "\w+" must be |invalid format: |this model does not support (embeddings|ranking)|pull model manifest: '
+    r"|unsupported quantization type "
 )
 
 

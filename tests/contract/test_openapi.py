@@ -26,6 +26,7 @@ BRIEF = {"num_predict": 3, "num_ctx": 128}
 # and what lies with a registry, here one that nobody runs.
 DOCUMENTED = re.compile(
     r'option "\w+" must be |invalid format: |this model does not support (embeddings|ranking)|pull model manifest: '
+    r"|unsupported quantization type "
 )
 MODELS = ["chat", "embedder", "ranker", "nope", "bad name!", ""]
 TIMEOUT_S = 30
