@@ -403,6 +403,21 @@ def _add_bert_layer(weights: RandomWeights, prefix: str, n_embd: int, n_ff: int,
         weights.bias(f"{prefix}.{name}.bias", n_embd)
 
 
+def _add_gemma_layer(weights: RandomWeights, prefix: str, n_embd: int, n_ff: int, width: int, kv_width: int) -> None:
+    for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+        weights.norm(f"{prefix}.{name}.weight", n_embd)
+    for name, n_out, n_in in (
+        ("attn_q", width, n_embd),
+        ("attn_k", kv_width, n_embd),
+        ("attn_v", kv_width, n_embd),
+        ("attn_output", n_embd, width),
+        ("ffn_gate", n_ff, n_embd),
+        ("ffn_up", n_ff, n_embd),
+        ("ffn_down", n_embd, n_ff),
+    ):
+        weights.matrix(f"{prefix}.{name}.weight", n_out, n_in)
+
+
 def write_gemma3(
     path: str | Path,
     *,
@@ -463,21 +478,9 @@ def write_gemma3(
     width, kv_width = n_heads * head_dim, n_kv_heads * head_dim
     weights.matrix("token_embd.weight", len(vocabulary.tokens), n_embd, std=logits_std / math.sqrt(n_embd))
     for layer in range(n_layers):
-        prefix = f"blk.{layer}"
-        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            weights.norm(f"{prefix}.{name}.weight", n_embd)
-        for name, n_out, n_in in (
-            ("attn_q", width, n_embd),
-            ("attn_k", kv_width, n_embd),
-            ("attn_v", kv_width, n_embd),
-            ("attn_output", n_embd, width),
-            ("ffn_gate", n_ff, n_embd),
-            ("ffn_up", n_ff, n_embd),
-            ("ffn_down", n_embd, n_ff),
-        ):
-            weights.matrix(f"{prefix}.{name}.weight", n_out, n_in)
+        _add_gemma_layer(weights, f"blk.{layer}", n_embd, n_ff, width, kv_width)
         for name in ("attn_q_norm", "attn_k_norm") if architecture != "gemma2" else ():
-            weights.norm(f"{prefix}.{name}.weight", head_dim)
+            weights.norm(f"blk.{layer}.{name}.weight", head_dim)
     weights.norm("output_norm.weight", n_embd, random_signs=True)
     if n_dense:
         writer.add(f"{architecture}.dense_2_feat_in", n_embd)
