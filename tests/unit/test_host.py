@@ -75,7 +75,7 @@ def test_nonsense_is_no_limit(tmp_path: Path, text: str) -> None:
 def test_private_memory_of_a_process() -> None:
     before = host.private_bytes(os.getpid())
     # Pages of its own: what the allocator has left of earlier tests would hide the growth.
-    with mmap.mmap(-1, 50 * MIB) as block:
+    with mmap.mmap(-1, 50 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1
         assert 45 * MIB < host.private_bytes(os.getpid()) - before < 60 * MIB
