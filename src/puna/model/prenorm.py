@@ -17,6 +17,7 @@ from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import Tensor
 from puna.model.decoder import Decoder, DecoderOptions, RopeFactors, Step
 from puna.model.model import Inputs
+from puna.model.routing import feed_forward
 from puna.nn.attention import attention
 from puna.nn.declare import gguf
 from puna.nn.experts import Experts, SharedExpert
@@ -107,11 +108,7 @@ class PreNormLayer:
         return scaled(self.feed_forward(self.mlp_norm(x, o.eps), step, o), o.multipliers.residual) + x
 
     def feed_forward(self, x: Tensor, step: Step, o: PreNormOptions) -> Tensor:
-        if not isinstance(self.mlp, Experts):
-            return self.mlp(x)
-        assert o.routing is not None, "routing_of refuses a file that has experts and states none"
-        routed = self.mlp(step.ctx, x, o.routing)
-        return routed if self.shared is None else routed + self.shared(x)
+        return feed_forward(step.ctx, x, self.mlp, o.routing, self.shared)
 
 
 @dataclass

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
-from puna.nn.experts import Gating, Routing
+from puna.ml.backend import Context
+from puna.ml.tensor import Tensor
+from puna.nn.experts import Experts, Gating, Routing
 
 
 def needed_routing(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = Gating.SOFTMAX) -> Routing:
@@ -53,3 +56,18 @@ def routing_of(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = 
         n_groups=n_groups,
         n_groups_used=n_groups_used,
     )
+
+
+def feed_forward(
+    ctx: Context,
+    x: Tensor,
+    mlp: Callable[[Tensor], Tensor] | Experts,
+    routing: Routing | None,
+    shared: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """X [n_embd, n] through a layer's MLP, or through its experts and the one that all tokens share."""
+    if not isinstance(mlp, Experts):
+        return mlp(x)
+    assert routing is not None, "routing_of refuses a file that has experts and states none"
+    routed = mlp(ctx, x, routing)
+    return routed if shared is None else routed + shared(x)

@@ -16,7 +16,7 @@ from puna.model.decoder import Step
 from puna.model.hybrid import HybridDecoder, HybridOptions
 from puna.model.mamba import mamba_shape
 from puna.model.prenorm import Attention, Multipliers, PreNormDecoder, PreNormOptions, PreNormWeights, scaled
-from puna.model.routing import routing_of
+from puna.model.routing import feed_forward, routing_of
 from puna.nn.declare import gguf
 from puna.nn.experts import Experts, SharedExpert
 from puna.nn.layers import RMSNorm
@@ -68,11 +68,7 @@ class Layer:
         return self.mixer(x, step, o)
 
     def feed_forward(self, x: Tensor, step: Step, o: Options) -> Tensor:
-        if isinstance(self.mlp, SwiGLU):
-            return self.mlp(x)
-        assert o.routing is not None, "routing_of refuses a file that has experts and states none"
-        routed = self.mlp(step.ctx, x, o.routing)
-        return routed if self.shared is None else routed + self.shared(x)
+        return feed_forward(step.ctx, x, self.mlp, o.routing, self.shared)
 
 
 @dataclass

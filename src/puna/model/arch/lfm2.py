@@ -19,7 +19,7 @@ from puna.ml.tensor import Tensor
 from puna.model.decoder import Step
 from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights, state_sizes
 from puna.model.prenorm import NormalisedAttention
-from puna.model.routing import routing_of
+from puna.model.routing import feed_forward, routing_of
 from puna.nn.declare import gguf
 from puna.nn.experts import Experts
 from puna.nn.layers import RMSNorm
@@ -60,10 +60,7 @@ class Layer:
         mixed, x = step.outputs_only(mixed, x)
         x = mixed + x
         hidden = self.mlp_norm(x, o.eps)
-        if isinstance(self.mlp, SwiGLU):
-            return self.mlp(hidden) + x
-        assert o.routing is not None, "routing_of refuses a file that has experts and states none"
-        return self.mlp(step.ctx, hidden, o.routing) + x
+        return feed_forward(step.ctx, hidden, self.mlp, o.routing) + x
 
 
 @dataclass

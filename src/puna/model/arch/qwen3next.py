@@ -18,7 +18,7 @@ from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import Tensor
 from puna.model.decoder import Step
 from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights, state_sizes
-from puna.model.routing import routing_of
+from puna.model.routing import feed_forward, routing_of
 from puna.nn.attention import attention
 from puna.nn.declare import gguf
 from puna.nn.delta_net import DeltaNetShape, GatedDeltaNet
@@ -111,11 +111,7 @@ class Layer:
         return self.mixer(x, step, o)
 
     def feed_forward(self, x: Tensor, step: Step, o: Options) -> Tensor:
-        if isinstance(self.mlp, SwiGLU):
-            return self.mlp(x)
-        assert o.routing is not None, "routing_of refuses a file that has experts and states none"
-        routed = self.mlp(step.ctx, x, o.routing)
-        return routed if self.shared_expert is None else routed + self.shared_expert(x)
+        return feed_forward(step.ctx, x, self.mlp, o.routing, self.shared_expert)
 
 
 @dataclass
