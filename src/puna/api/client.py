@@ -139,7 +139,7 @@ class Client:
             if reply.status_code >= 400:
                 reply.read()
             self._check(reply)
-            for line in reply.iter_lines():
+            for line in _lines(reply.iter_text()):
                 if line.strip():
                     yield self._checked_line(line)
 
@@ -181,3 +181,12 @@ def _error_text(reply: httpx.Response) -> str:
     except (ValueError, KeyError, TypeError):
         error = reply.text.strip()[:_SHOWN_BODY_CHARS]
     return str(error) if error else f"the server answered {reply.status_code} {reply.reason_phrase}"
+
+
+def _lines(chunks: Iterator[str]) -> Iterator[str]:
+    """Unlike httpx, which ends lines wherever Unicode does: in JSON such characters may stand in strings."""
+    rest = ""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split("\n")
+        yield from whole
+    yield rest

@@ -1,7 +1,8 @@
 """Reading and writing JSON as Ollama's clients expect it of a server written in Go.
 
 Read: any content type, field names in any case, null means "not given", unknown fields ignored, text after the value
-ignored, and errors worded like those of Go's decoder. Written: ``<``, ``>`` and ``&`` escaped.
+ignored, and errors worded like those of Go's decoder. Written: ``<``, ``>`` and ``&`` escaped, and what some clients take
+for the end of a line.
 Knows no request in particular.
 
 Source: Ollama's REST API, "Global HTTP behaviour"; Go's encoding/json.
@@ -186,10 +187,17 @@ def _go_name(value: Any) -> str:
 
 _encoder = msgspec.json.Encoder()
 
+# NEL, LINE SEPARATOR and PARAGRAPH SEPARATOR end a line for whoever splits text as Unicode does, like Python's
+# str.splitlines and httpx. Go escapes the latter two.
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON. What must be escaped for HTML stands in strings only, so bytes can be replaced."""
+    """Compact JSON on one line, whatever ends lines. What is escaped stands in strings only, so bytes can be replaced."""
     data = _encoder.encode(value)
     if b"<" in data or b">" in data or b"&" in data:
         data = data.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
+    if not data.isascii():
+        for raw, escaped in _LINE_ENDS:
+            data = data.replace(raw, escaped)
     return data

@@ -141,7 +141,7 @@ class FakeServer:
         if not prompt:
             return JSONResponse({"model": model, "response": "", "done": True, "done_reason": "load"})
         events = [{"thinking": piece} for piece in ("Let me ", "think.")] if model == "thinker" else []
-        words = ["word "] * 60 if model == "wordy" else [f"{word} " for word in prompt.split()]
+        words = ["word "] * 60 if model == "wordy" else [f"{word} " for word in prompt.split(" ")]
         events += [{"response": word} for word in words]
         return self._answer(model, events)
 
@@ -216,7 +216,7 @@ class FakeServer:
 
 
 def _line(event: Json) -> bytes:
-    return json.dumps(event).encode() + b"\n"
+    return json.dumps(event, ensure_ascii=False).encode() + b"\n"
 
 
 def serve(fake: FakeServer, sock: socket.socket) -> None:

@@ -51,6 +51,12 @@ def test_a_stream_yields_its_events(client: Client) -> None:
     assert events[-1]["done"]
 
 
+def test_only_a_line_feed_ends_a_line(client: Client) -> None:
+    """Servers may leave in JSON what Unicode takes for the end of a line."""
+    events = client.generate({"model": "echo", "prompt": "a\x85b\u2028 c\u2029"})
+    assert "".join(event["response"] for event in events) == "a\x85b\u2028 c\u2029 "
+
+
 def test_a_reply_without_line_end_is_an_event(client: Client) -> None:
     (event,) = client.generate({"model": "echo"})
     assert event["done_reason"] == "load"
