@@ -18,6 +18,7 @@ from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.ggml.devices import cpu
 from puna.ml.tensor import DType
 from puna.model.registry import open_model
+from puna.native import structs
 from puna.wire import DeviceLayers
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
@@ -272,5 +273,30 @@ def test_a_common_product_is_computed_again_for_another_input(tmp_path: Path) ->
     np.testing.assert_allclose(rows[3], 2 * rows[1], rtol=1e-5, atol=1e-5)
     assert np.array_equal(rows[4], rows[0])
     assert np.array_equal(rows[5], rows[1])
+    context.close()
+    backend.close()
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_inputs_are_set_again_for_every_compute(is_on_host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they lie if the host can write there, through the library where it cannot, as on a GPU."""
+    if not is_on_host:
+        monkeypatch.setattr(structs, "is_on_host", lambda _tensor: False)
+    backend, _ = opened(write_llama(tmp_path / "m.gguf"))
+    backend.allocate()
+    context = backend.context(64)
+    a, b = context.input(DType.F32, 3, 2), context.input(DType.I32, 2)
+    total = a.rows(b).scale(2.0)
+    context.output(total)
+    for turn in range(3):
+        rows = np.arange(6, dtype=np.float32).reshape(2, 3) + turn
+        order = np.array([turn % 2, 1 - turn % 2], np.int32)
+        context.set(a, rows)
+        context.set(b, order)
+        assert context.compute()
+        assert np.array_equal(context.values(total), 2 * rows[order])
+    for wrong in (np.zeros((3, 3), np.float32), np.zeros((3, 2), np.float32).T):
+        with pytest.raises(ValueError, match="24 bytes"):
+            context.set(a, wrong)
     context.close()
     backend.close()

@@ -75,8 +75,15 @@ def extra_buffer_types(device: int) -> list[int]:
 
 
 def is_on_host(tensor: int) -> bool:
-    """Whether the tensor's values can be read where they are."""
-    return bool(ggml().ggml_backend_buffer_is_host(ggml_tensor.from_address(tensor).buffer))
+    """Whether the tensor's values can be read and written where they are. False while it has no memory."""
+    buffer = ggml_tensor.from_address(tensor).buffer
+    return bool(buffer) and bool(ggml().ggml_backend_buffer_is_host(buffer))
+
+
+def memory(tensor: int, n_bytes: int) -> memoryview:
+    """The bytes of a tensor on the host, to be written; the tensor's buffer must outlive the view."""
+    data: Any = (ctypes.c_uint8 * n_bytes).from_address(ggml_tensor.from_address(tensor).data)
+    return memoryview(data).cast("B")
 
 
 def floats(tensor: int, n_rows: int, width: int) -> npt.NDArray[np.float32]:

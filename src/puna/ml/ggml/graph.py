@@ -27,7 +27,9 @@ class GGMLContext:
         self.address = structs.new_context(arena.size, arena.ctypes.data)
         self._graph = ggml().ggml_new_graph_custom(self.address, max_nodes, False)
         self._is_allocated = False
-        self._n_bytes: dict[int, int] = {}
+        self._n_bytes: dict[int, int] = {}  # of each input
+        self._on_host: dict[int, memoryview] = {}  # inputs that can be written where they are; once they have memory
+        self._values: dict[int, npt.NDArray[np.float32]] = {}
 
     @staticmethod
     def arena_bytes(max_nodes: int) -> int:
@@ -59,10 +61,15 @@ class GGMLContext:
     def set(self, tensor: Any, values: npt.NDArray[Any]) -> None:
         """values: C-contiguous, of the tensor's type; the same number of bytes."""
         self.allocate()
-        expected = self._n_bytes[tensor.address]
+        address = tensor.address
+        expected = self._n_bytes[address]
         if values.nbytes != expected or not values.flags.c_contiguous:
             raise ValueError(f"an input of {expected} bytes was given {values.nbytes}")
-        ggml().ggml_backend_tensor_set(tensor.address, values.ctypes.data, 0, expected)
+        memory = self._on_host.get(address)
+        if memory is not None:
+            memory[:] = values.data.cast("B")
+        else:
+            ggml().ggml_backend_tensor_set(address, values.ctypes.data, 0, expected)
 
     def allocate(self) -> None:
         if self._is_allocated:
@@ -71,6 +78,9 @@ class GGMLContext:
         if not ggml().ggml_backend_sched_alloc_graph(self.scheduler, self._graph):
             raise OutOfMemory("no memory for the working buffers of this batch")
         self._is_allocated = True
+        for address, n_bytes in self._n_bytes.items():
+            if structs.is_on_host(address):
+                self._on_host[address] = structs.memory(address, n_bytes)
 
     def compute(self) -> bool:
         self.allocate()
@@ -85,9 +95,13 @@ class GGMLContext:
         ggml().ggml_backend_tensor_get(tensor.address, out.ctypes.data, 0, out.nbytes)
 
     def values(self, tensor: Any) -> npt.NDArray[np.float32]:
+        known = self._values.get(tensor.address)
+        if known is not None:
+            return known
         width, n, _, _ = tensor.shape
         if structs.is_on_host(tensor.address):
-            return structs.floats(tensor.address, n, width)
+            values = self._values[tensor.address] = structs.floats(tensor.address, n, width)
+            return values
         out = np.empty((n, width), np.float32)
         self.get(tensor, out)
         return out
