@@ -106,6 +106,13 @@ def test_what_cannot_be_done_is_said(live: Serving, path: str, fields: dict[str,
     assert (error["message"] if path.startswith("/v1") else error).startswith(text)
 
 
+@pytest.mark.parametrize("model", ["ranker", "judge"])
+def test_a_ranker_shows_what_it_can_do(live: Serving, model: str) -> None:
+    assert live.post("/api/show", {"model": model}).json()["capabilities"] == ["rerank"]
+    refused = live.post("/api/generate", {"model": model, "prompt": "x"})
+    assert (refused.status_code, refused.json()) == (400, {"error": f'"{model}" does not support generate'})
+
+
 def test_a_ranker_makes_no_vectors(live: Serving) -> None:
     response = live.post("/api/embed", {"model": "ranker", "input": "x"})
     assert (response.status_code, response.json()) == (501, {"error": "this model does not support embeddings"})

@@ -55,8 +55,12 @@ async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted:
 
     Errors: what loading raises; HTTPException 501 for a model that is made for something else; BadRequest; RunnerDied.
     """
-    if wanted.inputs and "embedding" not in model.capabilities:
-        raise HTTPException(501, _UNSUPPORTED if wanted.query is None else _NO_RANKING)
+    if wanted.query is None:
+        able, refusal = {"embedding"}, _UNSUPPORTED
+    else:  # why one that embeds does not rank is for the runner to say
+        able, refusal = {"embedding", "rerank"}, _NO_RANKING
+    if wanted.inputs and able.isdisjoint(model.capabilities):
+        raise HTTPException(501, refusal)
     options = model_options.merge(model.parameters, message.options)
     load = wanted_load(options, caller.settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
     if not wanted.inputs:

@@ -62,10 +62,10 @@ _STRING = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 
 
 def capabilities(file: FileDetails | None, template: str, config: ModelConfig, *, has_projector: bool) -> list[str]:
-    """Names in Ollama's order, each once."""
+    """Names in Ollama's order, each once; ``rerank``, which Ollama does not have, stands where ``embedding`` would."""
     found: list[str] = []
     if file is not None:
-        found.append("embedding" if file.has_pooling else "completion")
+        found.append("rerank" if file.ranks else "embedding" if file.has_pooling else "completion")
         if file.has_vision or has_projector:
             found.append("vision")
         if file.has_audio:

@@ -50,6 +50,8 @@ FILE_TYPES = {
 }
 GUESSED = 1024  # a flag on the number
 
+_RANK_POOLING = 4  # <arch>.pooling_type, as llama.cpp numbers them
+
 
 @dataclass(frozen=True)
 class FileDetails:
@@ -62,6 +64,7 @@ class FileDetails:
     context_length: int
     embedding_length: int
     has_pooling: bool
+    ranks: bool
     has_vision: bool
     has_audio: bool
     chat_template: str
@@ -105,6 +108,7 @@ def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
             context_length=meta.integer("context_length", 0),
             embedding_length=meta.integer("embedding_length", 0),
             has_pooling=meta.has("pooling_type"),
+            ranks=meta.get(meta.full_key("pooling_type")) == _RANK_POOLING,
             has_vision=meta.has("vision.block_count") or meta.has("clip.vision.block_count"),
             has_audio=meta.has("audio.block_count") or _says_yes(file, "clip.has_audio_encoder"),
             chat_template=meta.string("tokenizer.chat_template", ""),
