@@ -6,7 +6,10 @@ caches live on them, graphs are cut where the device changes and results are cop
 only hardware has: kernels of its own, memory that a driver moves about, copies that overlap with work.
 
 ``python -m tests.synthetic_gpus runner …`` and ``… discover`` are puna's with the devices of SYNTHETIC_GPUS, a comma list
-of ``name:MiB``, for integrated ones ``name:MiB:i``, and for those that really have less ``name:MiB:really=MiB``.
+of ``name:MiB``, for integrated ones ``name:MiB:i``, and for those that really have less ``name:MiB:really=MiB``. Further
+words: ``library=CUDA`` for the name of another library, ``at=0000-c1-00.0`` for a place on the bus (``-`` for ``:``), and
+``crash=start`` (``alloc``, ``write``) for a driver that ends the process when a backend is made, memory is taken or a weight
+is written.
 SYNTHETIC_GPUS_FOLDER is where processes note what they have taken.
 
 The structs are those of ggml-backend-impl.h, ggml 0.25.3.
@@ -88,16 +91,31 @@ INIT = ctypes.CFUNCTYPE(P, P, ctypes.c_char_p)
 ASKS = ctypes.CFUNCTYPE(ctypes.c_bool, P, P)
 KIND = ctypes.CFUNCTYPE(ctypes.c_int, P)
 IS_HOST = ctypes.CFUNCTYPE(ctypes.c_bool, P)
+WRITE = ctypes.CFUNCTYPE(None, P, P, P, Z, Z)
+
+CRASH = b"SIM error: an illegal memory access was encountered\n"
 
 
 class SyntheticGPU:
     """One device of this process. Its memory is the host's, but the library is told that the host cannot reach it."""
 
-    def __init__(self, name: str, total: int, folder: Path, *, is_integrated: bool = False, really: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        folder: Path,
+        *,
+        is_integrated: bool = False,
+        really: int | None = None,
+        library: str = "SIM",
+        place: str = "",
+        crash: str = "",
+    ) -> None:
         self.name, self.total, self._folder = name.encode(), total, folder
+        self._library, self._place, self._crash = library.encode(), place.encode() or None, crash
         self._hidden = 0 if really is None else total - really  # free only until somebody wants it
         self.kind = DEVICE_TYPE_IGPU if is_integrated else DEVICE_TYPE_GPU
-        self._text = {key: ctypes.create_string_buffer(key) for key in (self.name, b"SIM", b"synthetic GPU")}
+        self._text = {key: ctypes.create_string_buffer(key) for key in (self.name, self._library, b"synthetic GPU")}
         self._sizes: dict[int, int] = {}  # of buffers, by address
         self._cpu = next(
             d for d in map(ggml().ggml_backend_dev_get, range(ggml().ggml_backend_dev_count()))
@@ -106,7 +124,7 @@ class SyntheticGPU:
         self._host = BufferTypeStruct.from_address(ggml().ggml_backend_cpu_buffer_type())
         self._free_on_host: Any = None
         self._kept: list[Any] = []  # callbacks live as long as the library may call them
-        self.reg = RegStruct(api_version=2, get_name=self._says(NAME, lambda _: self._at(b"SIM")))
+        self.reg = RegStruct(api_version=2, get_name=self._says(NAME, lambda _: self._at(self._library)))
         self.buffer_type = BufferTypeStruct(
             get_name=self._says(NAME, lambda _: self._at(self.name)),
             alloc_buffer=self._says(ALLOC, lambda _, size: self._allocate(size)),
@@ -137,7 +155,13 @@ class SyntheticGPU:
     def _at(self, text: bytes) -> int:
         return ctypes.addressof(self._text[text])
 
+    def _crash_if(self, where: str) -> None:
+        if self._crash == where:
+            os.write(2, CRASH)
+            os.abort()
+
     def _start(self) -> int:
+        self._crash_if("start")
         init = opened()._short["ggml-cpu"].ggml_backend_cpu_init
         init.restype = P
         backend: int = init()
@@ -146,6 +170,7 @@ class SyntheticGPU:
         return backend
 
     def _allocate(self, size: int) -> int | None:
+        self._crash_if("alloc")
         if size > self.free() - self._hidden:
             return None
         buffer: int = ggml().ggml_backend_buft_alloc_buffer(ggml().ggml_backend_cpu_buffer_type(), size)
@@ -153,6 +178,8 @@ class SyntheticGPU:
         self._free_on_host = self._free_on_host or FREE(struct.free_buffer)
         struct.buft = ctypes.addressof(self.buffer_type)
         struct.free_buffer = self._says(FREE, self._release)
+        if self._crash == "write":
+            struct.set_tensor = self._says(WRITE, lambda *_: self._crash_if("write"))
         self._sizes[buffer] = size
         self._note()
         return buffer
@@ -178,7 +205,7 @@ class SyntheticGPU:
 
     def _tell_props(self, _: int, props: int) -> None:
         struct = PropsStruct.from_address(props)
-        struct.memory_free, struct.memory_total, struct.type, struct.device_id = self.free(), self.total, self.kind, None
+        struct.memory_free, struct.memory_total, struct.type, struct.device_id = self.free(), self.total, self.kind, self._place
 
 
 def from_environment() -> list[SyntheticGPU]:
@@ -186,8 +213,19 @@ def from_environment() -> list[SyntheticGPU]:
     found = []
     for text in os.environ["SYNTHETIC_GPUS"].split(","):
         name, mebibytes, *rest = text.split(":")
-        really = next((int(word.removeprefix("really=")) << 20 for word in rest if word != "i"), None)
-        found.append(SyntheticGPU(name, int(mebibytes) << 20, folder, is_integrated="i" in rest, really=really))
+        given = dict(word.split("=") for word in rest if word != "i")
+        found.append(
+            SyntheticGPU(
+                name,
+                int(mebibytes) << 20,
+                folder,
+                is_integrated="i" in rest,
+                really=int(given["really"]) << 20 if "really" in given else None,
+                library=given.get("library", "SIM"),
+                place=given.get("at", "").replace("-", ":"),
+                crash=given.get("crash", ""),
+            )
+        )
     return found
 
 

@@ -232,6 +232,8 @@ class Device(Message, frozen=True):
     total: int
     description: str = ""
     id: str = ""  # where it sits, like 0000:c1:00.0; the same hardware has the same id in every library
+    capability: str = ""  # what code it runs, as its driver says: 8.9, gfx1100
+    driver: str = ""  # its driver's version
 
 
 class Discovery(Message, frozen=True):

@@ -151,7 +151,9 @@ def _device_rows(devices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for gpu in devices["gpus"]:
         kind = ", integrated" if gpu["kind"] == "igpu" else ""
         memory = f"{human_bytes(gpu['total'])}, {human_bytes(gpu['free'])} free"
-        yield f"GPU {gpu['name']}", f"{gpu['description']} ({gpu['library']}{kind}), {memory}"
+        code = f", compute {gpu['capability']}" if gpu["capability"] else ""
+        driver = f", driver {gpu['driver']}" if gpu["driver"] else ""
+        yield f"GPU {gpu['name']}", f"{gpu['description']} ({gpu['library']}{kind}{code}{driver}), {memory}"
     if not devices["gpus"]:
         yield "GPU", "none"
     for name, value in devices["filters"].items():

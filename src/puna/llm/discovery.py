@@ -155,7 +155,9 @@ def described(found: wire.Discovery, memory: host.Memory) -> str:
         if device.kind != "cpu":
             kind = " (integrated)" if device.kind == "igpu" else ""
             memory_text = f", {_gib(device.free)} of {_gib(device.total)} GiB free" if device.total else ""
-            parts.append(f"{device.name}{kind}: {device.description} by {device.library}{memory_text}")
+            code = f", compute {device.capability}" if device.capability else ""
+            driver = f", driver {device.driver}" if device.driver else ""
+            parts.append(f"{device.name}{kind}: {device.description} by {device.library}{code}{driver}{memory_text}")
     if found.filters:
         parts.append(f"chosen by {json.dumps(found.filters)}")
     return "; ".join(parts)

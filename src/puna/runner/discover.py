@@ -13,7 +13,7 @@ from typing import Literal
 
 from puna.errors import NativeLibraryError
 from puna.ml.ggml.devices import Device, devices
-from puna.native import cpu, structs
+from puna.native import cpu, drivers, structs
 from puna.native.ggml import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, ggml
 from puna.wire import Device as FoundDevice
 from puna.wire import Discovery, encode
@@ -45,14 +45,19 @@ def discover() -> Discovery:
 def _describe(device: Device) -> FoundDevice:
     g = ggml()
     free, total = device.memory()
+    library = g.ggml_backend_reg_name(g.ggml_backend_dev_backend_reg(device.address)).decode(errors="replace")
+    place = structs.device_id(device.address)
+    facts = drivers.facts(library, place)
     return FoundDevice(
         name=device.name,
-        library=g.ggml_backend_reg_name(g.ggml_backend_dev_backend_reg(device.address)).decode(errors="replace"),
+        library=library,
         kind=_KINDS[device.kind],
         free=min(free, total),
         total=total,
         description=device.description,
-        id=structs.device_id(device.address),
+        id=place,
+        capability=facts.capability,
+        driver=facts.driver,
     )
 
 

@@ -40,6 +40,8 @@ def _native(status: str = "ok", reason: str = "") -> dict[str, Any]:
 
 
 GPU = {"name": "G0", "library": "X", "kind": "igpu", "free": 3_000_000_000, "total": 8_000_000_000, "description": "A chip"}
+GPU |= {"capability": "", "driver": ""}
+KNOWN_GPU = {**GPU, "name": "G1", "kind": "gpu", "capability": "8.9", "driver": "12.4"}
 NO_DEVICES: dict[str, Any] = {"gpus": [], "filters": {}, "error": ""}
 
 
@@ -93,9 +95,10 @@ def test_what_is_broken_is_named_with_its_reason() -> None:
 def test_gpus_and_what_hides_them_are_told() -> None:
     text = "".join(doctor.render(_report(_native())))
     assert re.search(r"^GPU +none$", text, re.MULTILINE)
-    devices = {"gpus": [GPU], "filters": {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "1"}, "error": ""}
+    devices = {"gpus": [GPU, KNOWN_GPU], "filters": {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "1"}, "error": ""}
     text = "".join(doctor.render(_report(_native(), devices)))
     assert re.search(r"^GPU G0 +A chip \(X, integrated\), 8 GB, 3 GB free$", text, re.MULTILINE)
+    assert re.search(r"^GPU G1 +A chip \(X, compute 8\.9, driver 12\.4\), 8 GB, 3 GB free$", text, re.MULTILINE)
     assert re.search(r"^CUDA_VISIBLE_DEVICES +\(empty\)$", text, re.MULTILINE)
     assert re.search(r"^HIP_VISIBLE_DEVICES +1$", text, re.MULTILINE)
 

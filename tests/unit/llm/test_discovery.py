@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import uvloop
@@ -180,6 +181,12 @@ def test_the_line_in_the_log() -> None:
     assert line.startswith("4 cores, 3 threads, 6.0 of 8.0 GiB free; CUDA0:")
     assert "by CUDA, 20.0 of 24.0 GiB free; I (integrated)" in line
     assert line.endswith('chosen by {"CUDA_VISIBLE_DEVICES": "0"}')
+
+
+def test_the_line_in_the_log_has_what_the_driver_said() -> None:
+    known = msgspec.structs.replace(gpu("CUDA0", 24 << 30), description="A card", capability="8.9", driver="12.4")
+    line = described(wire.Discovery(devices=[known]), Memory(8 << 30, 6 << 30, 0))
+    assert "CUDA0: A card by CUDA, compute 8.9, driver 12.4, 24.0 of 24.0 GiB free" in line
 
 
 def test_a_failure_s_text_is_short() -> None:
