@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from puna.errors import FileFormatError, LoadError, MissingTensors, UnsupportedModel
+from puna.errors import FileFormatError, LoadError, MissingTensors, NotFound, PunaError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.gguf.writer import GGUFWriter
 from puna.kvcache.cache import Limits
 from puna.ml.backend import Use
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.ggml.devices import cpu
+from puna.ml.ggml.weights import Weights
 from puna.ml.tensor import DType
 from puna.model.registry import open_model
 from puna.native import structs
@@ -142,6 +144,32 @@ def test_cache_memory_is_reported_as_allocated(tmp_path: Path) -> None:
 def test_impossible_layouts_are_named(tmp_path: Path, layers: list[DeviceLayers], message: str) -> None:
     with pytest.raises(LoadError, match=message):
         GGMLBackend(write_llama(tmp_path / "m.gguf"), n_threads=1, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("fails", "error", "n_weights"),
+    [
+        ({"layers": [DeviceLayers(device="CUDA99", begin=0, end=1)]}, LoadError, 0),
+        ({"adapters": ["nowhere.gguf"]}, NotFound, 1),
+    ],
+)
+def test_what_was_open_is_closed_when_a_later_step_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: dict[str, Any], error: type[PunaError], n_weights: int
+) -> None:
+    """Whoever keeps the error, to tell it to others, keeps neither the mapped file nor the library's memory."""
+    closed, close = [], Weights.close
+
+    def counted(weights: Weights) -> None:
+        closed.append(weights)
+        close(weights)
+
+    monkeypatch.setattr(Weights, "close", counted)
+    path = write_llama(tmp_path / "m.gguf")
+    with pytest.raises(error) as caught:  # its traceback holds the half-made backend
+        GGMLBackend(path, n_threads=1, **fails)
+    assert str(path) not in {mapped.path for mapped in psutil.Process().memory_maps()}
+    assert len(closed) == n_weights
+    assert caught.tb is not None
 
 
 def rewritten(

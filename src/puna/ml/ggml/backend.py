@@ -47,25 +47,28 @@ class GGMLBackend:
         flash_attention: bool = True,
     ) -> None:
         self._flash_attention = flash_attention
-        self._stack = ExitStack()
-        self.file = self._stack.enter_context(GGUFFile.open(path))
-        self.n_layers = self.file.metadata.integer("block_count")
-        self._assignment = self._assign(layers)
-        used = {d.address: d for d in self._assignment}
-        self.devices = [d for d in devices() if d.is_cpu or d.address in used]
-        self._weights = Weights(self.file, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
-        self._stack.callback(self._weights.close)
-        self._adapters = Adapters(
-            adapters, self.file, lambda f: Weights(f, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
-        )
-        self._stack.callback(self._adapters.close)
         self._storage_contexts: dict[int, int] = {}  # by device
         self._storage: list[tuple[int, int, int]] = []  # layer, address, bytes
         self._abort = structs.AbortFlag()
         # Each size of graph has its scheduler, and a block for the description of its nodes that rebuilds use again.
         self._schedulers: dict[int, int] = {}
         self._arenas: dict[int, npt.NDArray[np.uint8]] = {}
-        self._start_devices(n_threads)
+        with ExitStack() as stack:  # what is open by then is closed again when a later step fails
+            self.file = stack.enter_context(GGUFFile.open(path))
+            self.n_layers = self.file.metadata.integer("block_count")
+            self._assignment = self._assign(layers)
+            used = {d.address: d for d in self._assignment}
+            self.devices = [d for d in devices() if d.is_cpu or d.address in used]
+
+            def place(file: GGUFFile) -> Weights:
+                return Weights(file, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
+
+            self._weights = place(self.file)
+            stack.callback(self._weights.close)
+            self._adapters = Adapters(adapters, self.file, place)
+            stack.callback(self._adapters.close)
+            self._backends = self._started(stack, n_threads)
+            self._stack = stack.pop_all()
 
     def _assign(self, layers: Sequence[DeviceLayers]) -> list[Device]:
         """The device of each layer, the output last."""
@@ -82,18 +85,20 @@ class GGMLBackend:
     def device_of(self, layer: int) -> Device:
         return cpu() if layer < 0 else self._assignment[layer]
 
-    def _start_devices(self, n_threads: int) -> None:
+    def _started(self, stack: ExitStack, n_threads: int) -> list[int]:
+        """The devices at work, the CPU last."""
         g = ggml()
-        self._backends: list[int] = []
+        backends: list[int] = []
         for device in self.devices:
             backend = g.ggml_backend_dev_init(device.address, None)
             if not backend:
                 raise LoadError(f"device {device.name} could not be started")
-            self._backends.append(backend)
-            self._stack.callback(g.ggml_backend_free, backend)
-        self._cpu_backend = self._backends[-1]
+            backends.append(backend)
+            stack.callback(g.ggml_backend_free, backend)
+        self._cpu_backend = backends[-1]
         self.set_threads(n_threads)
         g.ggml_backend_cpu_set_abort_callback(self._cpu_backend, self._abort.function, self._abort.data)
+        return backends
 
     def set_threads(self, n_threads: int) -> None:
         ggml().ggml_backend_cpu_set_n_threads(self._cpu_backend, n_threads)
