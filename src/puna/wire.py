@@ -14,6 +14,10 @@ Endpoints of a runner (all but /health and /metrics are POST):
 /detokenize    Tokens                Text
 =============  ====================  =========================================================
 
+A parent that gives its runner a socket as standard input has a shorter way for what is said most often, one JSON value a
+line: a Command to the runner; from it, for all requests together, what a step has said, as a list of Addressed. A command
+is answered by nothing else, so a request that cannot be started is answered by Failed.
+
 Durations are integer nanoseconds, sizes are bytes, positions and counts are tokens.
 """
 
@@ -28,6 +32,8 @@ from puna.errors import BadRequest
 M = TypeVar("M")
 
 MAX_TOP_LOGPROBS = 20
+MAX_QUEUED_CHARACTERS = 16 << 20  # text that waits for a reader who does not read
+_LOGPROB_CHARACTERS = 64
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -102,6 +108,11 @@ class Piece(Message, frozen=True, tag_field="type", tag="piece", omit_defaults=T
     content: str
     logprobs: list[TokenLogprob] = []  # of the tokens whose text begins in this piece; at the end also without text
 
+    @property
+    def weight(self) -> int:
+        """About as many characters as it takes on its way."""
+        return len(self.content) + (_LOGPROB_CHARACTERS * sum(1 + len(e.top) for e in self.logprobs) if self.logprobs else 0)
+
 
 class Done(Message, frozen=True, tag_field="type", tag="done"):
     reason: Literal["stop", "length", "cancelled"]
@@ -123,6 +134,27 @@ class Failed(Message, frozen=True, tag_field="type", tag="failed"):
 
 
 CompletionReply = Piece | Done | Failed
+Addressed = tuple[int, CompletionReply]  # to the request that had this number in Complete
+
+
+class Complete(Message, frozen=True, tag_field="type", tag="complete"):
+    id: int  # chosen by the sender, and never again
+    request: CompletionRequest
+
+
+class Cancel(Message, frozen=True, tag_field="type", tag="cancel"):
+    """Nobody waits for the replies to a request any more; the number of one that has ended is no error."""
+
+    id: int
+
+
+class NameModel(Message, frozen=True, tag_field="type", tag="model"):
+    """To a spare runner: which model it is for."""
+
+    path: str
+
+
+Command = Complete | Cancel | NameModel
 
 
 class EmbeddingRequest(Message, frozen=True):
@@ -271,11 +303,29 @@ def decode(kind: type[M], body: bytes | str) -> M:
 
 
 _reply_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(CompletionReply)
+_addressed_decoder = msgspec.json.Decoder(list[Addressed])
+_command_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Command)
 
 
 def decode_reply(line: bytes | str) -> CompletionReply:
+    """Errors: BadRequest, as decode."""
+    reply: CompletionReply = _checked(_reply_decoder, line)
+    return reply
+
+
+def decode_addressed(line: bytes) -> list[Addressed]:
+    """Errors: BadRequest, as decode."""
+    return _checked(_addressed_decoder, line)
+
+
+def decode_command(line: bytes) -> Command:
+    """Errors: BadRequest, as decode."""
+    command: Command = _checked(_command_decoder, line)
+    return command
+
+
+def _checked(decoder: msgspec.json.Decoder[M], line: bytes | str) -> M:
     try:
-        reply: CompletionReply = _reply_decoder.decode(line)
+        return decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(str(error)) from error
-    return reply

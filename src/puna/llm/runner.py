@@ -1,7 +1,8 @@
 """The server's handle on one runner process: start it, load a model into it, ask it, and never leave it behind.
 
-The runner writes ``{"port": N}`` to its standard output once it listens and ends when its standard input does, so it
-cannot outlive a server that is killed. What the messages mean to a client is the server's business, not this module's.
+The runner writes ``{"port": N}`` to its standard output once it listens. Its standard input is a socket: the line over
+which completions are asked for and answered, and at whose end it ends itself, so that it cannot outlive a server that is
+killed. What the messages mean to a client is the server's business, not this module's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -31,6 +33,7 @@ from puna.errors import (
     UnsupportedModel,
 )
 from puna.llm import http
+from puna.llm.channel import Channel
 from puna.llm.oom import oom_kills
 from puna.llm.stderr import Tail
 
@@ -71,8 +74,9 @@ def error_from(failed: wire.Failed) -> PunaError:
 class Runner:
     """One runner process. Made by ``start``; every method may be used by many tasks at once."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, channel: Channel) -> None:
         self._process = process
+        self._channel = channel
         self._tail = Tail()
         self._port = 0
         self._closing = False
@@ -91,20 +95,28 @@ class Runner:
 
         Errors: LoadError when it cannot be started, ends, prints something else, or says nothing in time.
         """
+        own_end, end = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.PIPE,
+                stdin=end.fileno(),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env={**(os.environ if environ is None else environ), "GGML_NO_BACKTRACE": "1"},
                 limit=_STREAM_LIMIT,
                 start_new_session=True,  # an interrupt from the terminal is for the server, which then ends its runners
             )
-        except OSError as error:
-            raise LoadError(f"the runner could not be started: {error}") from error
-        runner = cls(process)
+        except BaseException as error:
+            own_end.close()
+            if isinstance(error, OSError):
+                raise LoadError(f"the runner could not be started: {error}") from error
+            raise
+        finally:
+            end.close()
+        channel = Channel()
+        runner = cls(process, channel)
         try:
+            await asyncio.get_running_loop().create_connection(lambda: channel, sock=own_end)
             async with asyncio.timeout(timeout_s):
                 runner._port = await runner._read_port()
         except BaseException as error:
@@ -149,13 +161,8 @@ class Runner:
 
         Errors: RunnerDied when it has ended.
         """
-        stdin = self._process.stdin
-        assert stdin is not None
-        if stdin.is_closing():  # as soon as the event loop knows that the other end is gone
-            raise await self._died(BrokenPipeError("its input is closed"))
         try:
-            stdin.write(json.dumps({"model": str(model_path)}).encode() + b"\n")
-            await stdin.drain()
+            self._channel.send(wire.NameModel(path=str(model_path)))
         except OSError as error:
             raise await self._died(error) from error
 
@@ -213,37 +220,20 @@ class Runner:
     async def complete(self, request: wire.CompletionRequest) -> AsyncGenerator[wire.CompletionReply, None]:
         """Pieces of the answer, then exactly one Done or Failed. Closing the iterator early cancels the request.
 
-        Errors: RunnerDied when the process ends or the stream breaks off before its last message.
+        Errors: RunnerDied when the process ends or its line breaks off before the last message.
         """
         try:
-            response = await http.request(self._port, "POST", "/completion", wire.encode(request))
+            async with aclosing(self._channel.complete(request)) as replies:
+                async for reply in replies:
+                    self._has_served = self._has_served or isinstance(reply, wire.Done)
+                    yield reply
         except OSError as error:
             raise await self._died(error) from error
-        async with response:
-            if response.status != 200:
-                yield await self._failure(response)
-                return
-            async with aclosing(response.lines()) as lines:
-                async for reply in self._replies(lines):
-                    yield reply
-
-    async def _replies(self, lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[wire.CompletionReply, None]:
-        try:
-            async for line in lines:
-                reply = wire.decode_reply(line)
-                self._has_served = self._has_served or isinstance(reply, wire.Done)
-                yield reply
-                if not isinstance(reply, wire.Piece):
-                    return
-        except (OSError, BadRequest) as error:
-            raise await self._died(error) from error
-        raise await self._died(http.BrokenStreamError("the stream ended without a last message"))
 
     async def close(self) -> None:
         """End the process and wait for it: by closing its input and a SIGTERM, then by SIGKILL."""
         self._closing = True
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._channel.close()
         if self._process.returncode is None:
             self._was_ended = not self._stuck
             with contextlib.suppress(ProcessLookupError):
@@ -291,23 +281,15 @@ class Runner:
     async def _ask(self, path: str, message: wire.Message | None, kind: type[M], timeout_s: float | None = None) -> M:
         method, body = ("GET", b"") if message is None else ("POST", wire.encode(message))
         try:
-            async with asyncio.timeout(timeout_s), await http.request(self._port, method, path, body) as response:
-                if response.status != 200:
-                    raise error_from(await self._failure(response))
-                return wire.decode(kind, await response.read())
+            async with asyncio.timeout(timeout_s):
+                response = await http.request(self._port, method, path, body)
         except TimeoutError as error:
             raise RunnerDied(f"the runner did not answer {path} within {timeout_s:g} s") from error
         except OSError as error:
             raise await self._died(error) from error
-
-    async def _failure(self, response: http.Response) -> wire.Failed:
-        """An answer with an error status: ``{"error": text}``, or whatever text came."""
-        body = await response.read()
-        try:
-            text = json.loads(body)["error"]
-        except (ValueError, KeyError, TypeError):
-            text = body.decode("utf-8", "replace")[:500] or f"the runner answered with status {response.status}"
-        return wire.Failed(error=str(text), status=response.status)
+        if response.status != 200:
+            raise error_from(_failure(response))
+        return wire.decode(kind, response.body)
 
     async def _died(self, cause: Exception) -> RunnerDied:
         """Say why the stream broke; the socket often ends a moment before the process can be reaped."""
@@ -372,3 +354,12 @@ class Runner:
             text = line.decode("utf-8", "replace").rstrip()
             self._tail.add(text)
             log.info("[%d] %s", self._process.pid, text)
+
+
+def _failure(response: http.Response) -> wire.Failed:
+    """An answer with an error status: ``{"error": text}``, or whatever text came."""
+    try:
+        text = json.loads(response.body)["error"]
+    except (ValueError, KeyError, TypeError):
+        text = response.body.decode("utf-8", "replace")[:500] or f"the runner answered with status {response.status}"
+    return wire.Failed(error=str(text), status=response.status)

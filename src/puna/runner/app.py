@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +20,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from puna.errors import BadRequest, NotFound, Overloaded, PunaError, UnsupportedModel
-from puna.runner.service import EngineService, Handle, NotLoaded
+from puna.errors import PunaError
+from puna.runner.failures import failed, require_ready
+from puna.runner.service import EngineService, Handle
+from puna.runner.tally import Tally
 from puna.wire import (
+    MAX_QUEUED_CHARACTERS,
     CompletionReply,
     CompletionRequest,
-    Done,
     EmbeddingReply,
     EmbeddingRequest,
     Failed,
@@ -42,19 +44,9 @@ from puna.wire import (
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 << 20
-MAX_QUEUED_CHARACTERS = 16 << 20  # text that waits for a reader who does not read
 
-_STATUS: tuple[tuple[type[PunaError], int], ...] = (
-    (BadRequest, 400),
-    (NotFound, 404),
-    (UnsupportedModel, 501),
-    (NotLoaded, 503),
-    (Overloaded, 503),
-    (PunaError, 500),
-)
 _JSON = [(b"content-type", b"application/json")]
 _LINES = [(b"content-type", b"application/x-ndjson")]
-_LOGPROB_CHARACTERS = 64
 _encoder = msgspec.json.Encoder()
 
 
@@ -82,7 +74,7 @@ class Replies:
         if self._has_ended or self.is_abandoned:
             return
         if type(reply) is Piece:
-            self._n_put += _weight(reply)
+            self._n_put += reply.weight
             if self._n_put - self._n_taken > self._max_queued:
                 reply = Failed(error=f"the client has left {self._max_queued} characters unread", status=500)
                 self._call(self._overflow)
@@ -123,14 +115,9 @@ class Replies:
         while self._queue:
             reply = self._queue.popleft()
             if type(reply) is Piece:
-                self._n_taken += _weight(reply)
+                self._n_taken += reply.weight
             batch.append(reply)
         return batch
-
-
-def _weight(piece: Piece) -> int:
-    """About as many characters as it takes on its way."""
-    return len(piece.content) + (_LOGPROB_CHARACTERS * sum(1 + len(e.top) for e in piece.logprobs) if piece.logprobs else 0)
 
 
 async def read_body(receive: Receive) -> bytes | None:
@@ -156,17 +143,17 @@ class Completion:
     The status line is sent with the first reply, so a request that fails before any text has a proper HTTP status.
     """
 
-    def __init__(self, service: EngineService, counters: Counter[str]) -> None:
+    def __init__(self, service: EngineService, tally: Tally) -> None:
         self._service = service
-        self._counters = counters
+        self._tally = tally
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
         if body is None:
             return
         request = decode(CompletionRequest, body)
-        _require_ready(self._service)
-        self._counters["requests"] += 1
+        require_ready(self._service)
+        self._tally.add("requests")
         replies = Replies(asyncio.get_running_loop())
         watcher = asyncio.create_task(_watch(receive, replies))
         handle: Handle | None = None
@@ -184,32 +171,23 @@ class Completion:
                 replies.abandon()
                 if handle is not None:
                     handle.cancel()
-            self._count(last, was_refused=handle is None)
-
-    def _count(self, last: CompletionReply | None, was_refused: bool) -> None:
-        if isinstance(last, Done):
-            self._counters[last.reason] += 1
-            self._counters["prompt_tokens"] += last.prompt_eval_count
-            self._counters["cached_tokens"] += last.cached_count
-            self._counters["generated_tokens"] += last.eval_count
-        else:
-            self._counters["failed" if was_refused or last is not None else "abandoned"] += 1
+            self._tally.ended(last, was_refused=handle is None)
 
 
 class Embedding:
     """POST /embedding: one reply, or none for a client that leaves before it is there."""
 
-    def __init__(self, service: EngineService, counters: Counter[str]) -> None:
+    def __init__(self, service: EngineService, tally: Tally) -> None:
         self._service = service
-        self._counters = counters
+        self._tally = tally
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
         if body is None:
             return
         request = decode(EmbeddingRequest, body)
-        _require_ready(self._service)
-        self._counters["embedding_requests"] += 1
+        require_ready(self._service)
+        self._tally.add("embedding_requests")
         replied: asyncio.Future[EmbeddingReply | Failed] = asyncio.get_running_loop().create_future()
         left = asyncio.create_task(_leaves(receive))
         handle: Handle | None = None
@@ -229,7 +207,7 @@ class Embedding:
         if isinstance(reply, Failed):
             await _send_error(send, reply.status if 400 <= reply.status < 600 else 500, reply.error)
             return
-        self._counters["embedded_tokens"] += reply.prompt_eval_count
+        self._tally.add("embedded_tokens", reply.prompt_eval_count)
         await send({"type": "http.response.start", "status": 200, "headers": _JSON})
         await send({"type": "http.response.body", "body": encode(reply)})
 
@@ -284,17 +262,6 @@ async def _send_error(send: Send, status: int, error: str) -> None:
     await send({"type": "http.response.body", "body": msgspec.json.encode({"error": error})})
 
 
-def _require_ready(service: EngineService) -> None:
-    health = service.health()
-    if health.status == "ready":
-        return
-    if health.status == "error":
-        raise PunaError(health.error or "the model could not be loaded")
-    if health.status == "loading":
-        raise NotLoaded(f"model is still loading ({health.progress:.0%}), wait for /health to say ready")
-    raise NotLoaded
-
-
 def _reply(message: Message) -> Response:
     return Response(encode(message), media_type="application/json")
 
@@ -302,10 +269,8 @@ def _reply(message: Message) -> Response:
 async def _answer_error(_: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
-    if isinstance(error, PunaError):
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        return JSONResponse({"error": str(error)}, status)
-    return JSONResponse({"error": f"internal error: {type(error).__name__}: {error}"}, 500)  # the trace is logged by the server
+    reply = failed(error)  # the trace of an internal error is logged by the server
+    return JSONResponse({"error": reply.error}, reply.status)
 
 
 class RefuseBrowsers:
@@ -321,9 +286,8 @@ class RefuseBrowsers:
             await self._app(scope, receive, send)
 
 
-def make_app(service: EngineService) -> ASGIApp:
+def make_app(service: EngineService, tally: Tally) -> ASGIApp:
     """The ASGI application of a runner."""
-    counters: Counter[str] = Counter()
 
     async def health(_: Request) -> Response:
         return _reply(service.health())
@@ -331,7 +295,7 @@ def make_app(service: EngineService) -> ASGIApp:
     async def metrics(_: Request) -> Response:
         now = service.health()
         gauges = {"status": now.status, "active": now.active, "waiting": now.waiting, "steps": now.steps}
-        return JSONResponse(gauges | {"completions": dict(counters)})
+        return JSONResponse(gauges | {"completions": tally.counts()})
 
     async def load(request: Request) -> Response:
         body = await read_body(request.receive)
@@ -351,8 +315,8 @@ def make_app(service: EngineService) -> ASGIApp:
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/load", load, methods=["POST"]),
-        Route("/completion", Completion(service, counters), methods=["POST"]),
-        Route("/embedding", Embedding(service, counters), methods=["POST"]),
+        Route("/completion", Completion(service, tally), methods=["POST"]),
+        Route("/embedding", Embedding(service, tally), methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]

@@ -82,6 +82,7 @@ class Engine:
         self._n_steps = 0
         self._n_admitted = 0
         self._is_closing = False
+        self._after_step: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         route_to_logging()
 
@@ -157,6 +158,8 @@ class Engine:
             try:
                 self._admit()
                 self._step()
+                for call in self._after_step:
+                    call()
                 self._retire()
             except Exception as error:  # without this thread every request would wait for ever
                 log.exception("the engine is out of step; every request fails, the next ones start afresh")
@@ -185,6 +188,9 @@ class Engine:
         has_probabilities = request.query is not None and file.architecture.startswith("qwen3")  # their head ends in softmax
         job = EmbeddingJob(request, loaded.tokenizer, loaded.limits.n_ctx, emit, separator, template, has_probabilities)
         return self._queue(job)
+
+    def after_step(self, call: Callable[[], None]) -> None:
+        self._after_step.append(call)
 
     def _queue(self, request: Waiting) -> RequestHandle:
         with self._lock:

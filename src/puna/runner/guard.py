@@ -6,10 +6,13 @@ read the end of file. Where standard input is a terminal, a file or /dev/null no
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import threading
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 
 def exit_with_parent(
@@ -30,10 +33,17 @@ def exit_with_parent(
     return True
 
 
+def _pass_on(data: bytes, on_data: Callable[[bytes], None]) -> None:
+    try:
+        on_data(data)
+    except Exception:  # the end must be seen all the same
+        log.exception("what the parent has written cannot be dealt with")
+
+
 def _wait_for_end(fd: int, on_end: Callable[[], None] | None, on_data: Callable[[bytes], None]) -> None:
     try:
-        while data := os.read(fd, 4096):
-            on_data(data)
+        while data := os.read(fd, 65536):
+            _pass_on(data, on_data)
     except OSError:
         pass  # a reset connection is an end as well
     if on_end is None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from puna import settings
 from puna.runner.guard import exit_with_parent
+from puna.runner.inbox import Inbox
 from puna.runner.spare import NamedModel, prepare
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("puna runner", description="Serve one model file over HTTP.")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", type=Path, metavar="FILE", help="the model, a GGUF file")
-    model.add_argument("--spare", action="store_true", help="get ready for any model; its name comes on standard input")
+    model.add_argument("--spare", action="store_true", help="get ready for any model, to be named on standard input")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
     parser.add_argument("--log-level", choices=LEVELS, default="info")
@@ -61,9 +62,9 @@ def listen(host: str, port: int) -> socket.socket:
 def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> None:
     """Run until SIGTERM, SIGINT or the end of the parent."""
     args = parse(argv)
-    named = NamedModel()
-    if not exit_with_parent(on_data=named.feed) and args.spare:
-        sys.exit("puna runner: --spare needs a pipe as its standard input")
+    inbox, named = Inbox(), NamedModel()
+    if not exit_with_parent(on_data=inbox.feed) and args.spare:
+        sys.exit("puna runner: --spare needs a pipe or a socket as its standard input")
     signal.signal(signal.SIGTERM, _exit_at_once)
     try:
         listener = listen(args.host, args.port)
@@ -74,7 +75,10 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = Non
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     # What takes time to import comes after the port.
+    from puna.runner.channel import Channel
+    from puna.runner.outbox import Outbox, connection_to_parent
     from puna.runner.serve import StartingEngine, serve
+    from puna.runner.tally import Tally
 
     make = make_engine or _make_engine
 
@@ -83,7 +87,10 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = Non
             prepare()
         return make(named.wait() if args.spare else args.model)
 
-    serve(StartingEngine(make_when_named, _load_request(args) if args.load else None), listener)
+    tally = Tally()
+    engine = StartingEngine(make_when_named, _load_request(args) if args.load else None)
+    inbox.follow(Channel(engine, Outbox(connection_to_parent()), named, tally).handle)
+    serve(engine, listener, tally)
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:

@@ -20,6 +20,7 @@ import uvicorn
 from puna.errors import LoadError, PunaError
 from puna.runner.app import make_app
 from puna.runner.service import EngineService, Handle, NotLoaded
+from puna.runner.tally import Tally
 from puna.wire import (
     CompletionReply,
     CompletionRequest,
@@ -48,11 +49,14 @@ class StartingEngine:
         self._made = threading.Event()
         self._engine: EngineService | None = None
         self._error: PunaError | None = None
+        self._after_step: list[Callable[[], None]] = []
         threading.Thread(target=self._start, args=(make, load), name="engine-start", daemon=True).start()
 
     def _start(self, make: Callable[[], EngineService], load: LoadRequest | None) -> None:
         try:
-            self._engine = make()
+            engine = make()
+            engine.after_step(self._step_ended)
+            self._engine = engine
             self._made.set()
             if load is not None:
                 reply = self._engine.load(load)
@@ -66,6 +70,13 @@ class StartingEngine:
             self._error = LoadError(f"the engine failed to start: {type(error).__name__}: {error}")
         finally:
             self._made.set()
+
+    def _step_ended(self) -> None:
+        for call in self._after_step:
+            call()
+
+    def after_step(self, call: Callable[[], None]) -> None:
+        self._after_step.append(call)
 
     def _get(self) -> EngineService:
         if self._engine is not None:
@@ -143,9 +154,9 @@ class _Server(uvicorn.Server):
             timer.start()
 
 
-def make_server(service: EngineService) -> uvicorn.Server:
+def make_server(service: EngineService, tally: Tally | None = None) -> uvicorn.Server:
     config = uvicorn.Config(
-        make_app(service),
+        make_app(service, tally or Tally()),
         http="httptools",
         log_config=None,
         access_log=False,
@@ -159,6 +170,6 @@ def make_server(service: EngineService) -> uvicorn.Server:
     return _Server(config, service)
 
 
-def serve(service: EngineService, listener: socket.socket) -> None:
+def serve(service: EngineService, listener: socket.socket, tally: Tally) -> None:
     """Serve until SIGTERM or SIGINT."""
-    make_server(service).run(sockets=[listener])
+    make_server(service, tally).run(sockets=[listener])

@@ -61,6 +61,9 @@ class EngineService(Protocol):
         Errors: NotLoaded; BadRequest; UnsupportedModel when the model's hidden states are no embeddings.
         """
 
+    def after_step(self, call: Callable[[], None]) -> None:
+        """Have *call* called at the end of every step, on the engine's thread: what the step says has been emitted then."""
+
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         """Errors: NotLoaded while there is no vocabulary."""
 

@@ -1,40 +1,44 @@
 """A runner that is ready before anybody knows for which model.
 
-It does all that takes time and is the same for every model, then waits until its parent writes ``{"model": FILE}``, one
-line, into its standard input. From there on it is a runner like any other.
+It does all that takes time and is the same for every model, then waits until its parent names one. From there on it is a
+runner like any other.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from pathlib import Path
+
+from puna.errors import LoadError
 
 log = logging.getLogger(__name__)
 
 
 class NamedModel:
-    """The model that the first line of a stream names."""
+    """The model that somebody will name; whatever is said after the first word on it is ignored."""
 
     def __init__(self) -> None:
-        self._line = bytearray()
-        self._is_complete = threading.Event()
+        self._path: Path | None = None
+        self._problem = ""
+        self._is_known = threading.Event()
 
-    def feed(self, data: bytes) -> None:
-        """What follows the line is ignored."""
-        if not self._is_complete.is_set():
-            self._line += data
-            if b"\n" in data:
-                self._is_complete.set()
+    def set(self, path: Path) -> None:
+        if not self._is_known.is_set():
+            self._path = path
+            self._is_known.set()
+
+    def fail(self, problem: str) -> None:
+        if not self._is_known.is_set():
+            self._problem = problem
+            self._is_known.set()
 
     def wait(self) -> Path:
-        """Errors: ValueError when the line is no such message."""
-        self._is_complete.wait()
-        match json.loads(self._line.partition(b"\n")[0]):
-            case {"model": str(name)}:
-                return Path(name)
-        raise ValueError(f"no model is named in {bytes(self._line[:100])!r}")
+        """Errors: LoadError when no model was named but something else was said."""
+        self._is_known.wait()
+        if self._path is None:
+            raise LoadError(self._problem)
+        return self._path
 
 
 def prepare() -> None:

@@ -1,4 +1,4 @@
-"""A runner without an engine: speaks puna.wire over HTTP as the real one does, and behaves as its model file says.
+"""A runner without an engine: speaks puna.wire as the real one does, and behaves as its model file says.
 
 The "model" is a JSON object with any of the fields of ``Script``. What happens is appended to ``<model>.events``, one
 JSON array a line, so that tests see what reached the runner and when a request was cancelled. Started as
@@ -14,7 +14,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ class Script:
     stderr: str = ""  # written before dying
     die_at_piece: int = -1  # ends with SIGKILL before this piece
     hang_at_piece: int = -1  # says nothing more, yet lives and answers about its health
-    drop_at_piece: int = -1  # closes the connection there
+    drop_at_piece: int = -1  # closes the line to the server there, and lives on
     fail_at_piece: int = -1
     fail_status: int = 500
     fail_text: str = "the sky fell"
@@ -75,9 +77,20 @@ class FakeRunner:
         port = server.sockets[0].getsockname()[1]
         print(self.script.start_noise or json.dumps({"port": port}), flush=True)
         self.note("start", os.getpid())
-        await asyncio.to_thread(sys.stdin.buffer.read)
+        await self.follow_commands()
         self.note("end of input")
         os._exit(0)
+
+    async def follow_commands(self) -> None:
+        reader, self.line = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(0)), limit=2**26)
+        running: dict[int, asyncio.Task[None]] = {}
+        while line := await reader.readline():
+            command = json.loads(line)
+            if command["type"] == "complete":
+                self.note("complete", command["request"])
+                running[command["id"]] = asyncio.create_task(self.complete(command["id"], command["request"]))
+            elif command["type"] == "cancel":
+                running[command["id"]].cancel()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -87,18 +100,12 @@ class FakeRunner:
             body = json.loads(await reader.readexactly(length) or b"{}")
             if path != "/health":
                 self.note(path, body)
-            if path == "/completion":
-                await self.complete(body, reader, writer)
-            else:
-                status, answer = await self.answer(path, body)
-                self.send_head(writer, status, len(data := json.dumps(answer).encode()))
-                writer.write(data)
+            status, answer = await self.answer(path, body)
+            data = json.dumps(answer).encode()
+            writer.write(f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode())
+            writer.write(data)
             await writer.drain()
         writer.close()
-
-    def send_head(self, writer: asyncio.StreamWriter, status: int, length: int | None) -> None:
-        framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
-        writer.write(f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{framing}\r\n\r\n".encode())
 
     async def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/health":
@@ -151,9 +158,16 @@ class FakeRunner:
             self.progress = (step + 1) / 10
         self.ready = True
 
-    async def complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        gone = asyncio.create_task(reader.read(1))
-        self.send_head(writer, 200, None)
+    async def complete(self, number: int, body: dict[str, Any]) -> None:
+        said = 0
+        try:
+            async for reply in self.replies(body):
+                self.line.write(json.dumps([[number, reply]]).encode() + b"\n")
+                said += 1
+        except asyncio.CancelledError:
+            self.note("cancelled", said)
+
+    async def replies(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         pieces = [body["prompt"]] if self.script.echo else (["x "] * self.script.n_pieces or self.script.pieces)
         limit = body["n_predict"] if body["n_predict"] >= 0 else len(pieces)
         for number, piece in enumerate([*pieces[:limit], None]):
@@ -163,23 +177,16 @@ class FakeRunner:
                 self.active += 1
                 await asyncio.Event().wait()
             if number == self.script.drop_at_piece:
-                writer.transport.abort()
-                return
+                socket.socket(fileno=os.dup(0)).shutdown(socket.SHUT_WR)
+                await asyncio.Event().wait()
             if number == self.script.fail_at_piece:
-                self.send_line(writer, {"type": "failed", "error": self.script.fail_text, "status": self.script.fail_status})
-                break
-            if piece is None:
-                self.send_line(writer, self.done(body, min(limit, len(pieces)), "length" if limit < len(pieces) else "stop"))
-            else:
-                self.send_line(writer, {"type": "piece", "content": piece} | self.logprobs(piece, body))
-            await writer.drain()
-            if self.script.piece_delay_s:
-                await asyncio.wait({gone}, timeout=self.script.piece_delay_s)
-            if gone.done():
-                self.note("cancelled", number)
+                yield {"type": "failed", "error": self.script.fail_text, "status": self.script.fail_status}
                 return
-        writer.write(b"0\r\n\r\n")
-        gone.cancel()
+            if piece is None:
+                yield self.done(body, min(limit, len(pieces)), "length" if limit < len(pieces) else "stop")
+            else:
+                yield {"type": "piece", "content": piece} | self.logprobs(piece, body)
+                await asyncio.sleep(self.script.piece_delay_s)
 
     @staticmethod
     def logprobs(piece: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -205,10 +212,6 @@ class FakeRunner:
             "stop_sequence": self.script.stop_sequence,
             "thought_count": self.script.thought_count,
         }
-
-    def send_line(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
 def main() -> None:

@@ -69,6 +69,7 @@ class FakeEngine:
         self.is_closed = False
         self.close_s = 0.0
         self.steps = 0
+        self._after_step: list[Callable[[], None]] = []
         self._new: queue.SimpleQueue[FakeHandle] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -108,6 +109,9 @@ class FakeEngine:
             threading.Thread(target=emit, args=(answer,)).start()
         return handle
 
+    def after_step(self, call: Callable[[], None]) -> None:
+        self._after_step.append(call)
+
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         if not self.is_loaded:
             raise NotLoaded
@@ -131,6 +135,8 @@ class FakeEngine:
             while not self._new.empty():
                 active.append(self._new.get())
             active = [handle for handle in active if not self._step(handle)]
+            for call in self._after_step:
+                call()
         for handle in active:
             handle.emit(Failed(error="the runner is ending", status=503))
 

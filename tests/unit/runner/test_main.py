@@ -217,7 +217,7 @@ def test_a_spare_gets_ready_and_becomes_the_runner_of_the_model_that_is_named() 
     with runner("--load", command=[*RUNNER[:3], "--spare"]) as (process, client):
         assert client.get("/health").json()["status"] == "launched"
         assert process.stdin is not None
-        for part in (b'{"mod', b'el": "named.gguf"}\n', b"and more\n"):
+        for part in (b'{"type": "mod', b'el", "path": "named.gguf"}\n', b"and more\n"):
             process.stdin.write(part)
             process.stdin.flush()
             time.sleep(0.05)
@@ -230,7 +230,7 @@ def test_a_spare_gets_ready_and_becomes_the_runner_of_the_model_that_is_named() 
 def test_a_spare_that_is_told_nonsense_says_so() -> None:
     with runner("--load", command=[*RUNNER[:3], "--spare"]) as (process, client):
         assert process.stdin is not None
-        process.stdin.write(b'{"model": 7}\n')
+        process.stdin.write(b'{"type": "model", "path": 7}\n')
         process.stdin.flush()
         assert "no model is named in b'{" in wait_for_status(client, "error")["error"]
 

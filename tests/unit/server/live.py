@@ -67,7 +67,7 @@ class Live:
 
     def completions(self, script: Path) -> list[dict[str, Any]]:
         """What the runner was asked to complete."""
-        return requests_to(script, "/completion")
+        return requests_to(script, "complete")
 
     def events(self, script: Path) -> list[list[Any]]:
         return events(script)

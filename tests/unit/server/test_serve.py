@@ -86,7 +86,7 @@ def test_running_requests_are_told(tmp_path: Path, model: str) -> None:
         threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: sum(event[0] == "/completion" for event in events(script)) == 2)
+        wait_until(lambda: sum(event[0] == "complete" for event in events(script)) == 2)
         process.terminate()
         assert process.wait(8) == 0
         for thread in threads:

@@ -1,0 +1,47 @@
+"""The lines that the parent writes to our standard input, kept until someone takes them.
+
+Imports nothing heavy: lines may come before anything that understands them is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Inbox:
+    """Fed by one thread; *follow* may be called by another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = bytearray()
+        self._kept: list[bytes] = []
+        self._handle: Callable[[bytes], None] | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Bytes as they come, in pieces of any size."""
+        searched = len(self._rest)
+        self._rest += data
+        if (end := self._rest.find(b"\n", searched)) < 0:
+            return
+        lines = []
+        begin = 0
+        while end >= 0:
+            lines.append(bytes(self._rest[begin:end]))
+            begin = end + 1
+            end = self._rest.find(b"\n", begin)
+        del self._rest[:begin]
+        with self._lock:
+            if self._handle is None:
+                self._kept += lines
+                return
+        for line in lines:
+            self._handle(line)
+
+    def follow(self, handle: Callable[[bytes], None]) -> None:
+        """Have every line handled: those that came before at once, the others on the thread that feeds."""
+        with self._lock:  # held meanwhile, so that no later line comes before these
+            for line in self._kept:
+                handle(line)
+            self._kept.clear()
+            self._handle = handle

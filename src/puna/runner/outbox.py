@@ -1,0 +1,85 @@
+"""Replies on their way to the parent: all that a step has said leaves in one write, on the thread that said it.
+
+With as many threads computing as there are cores, another thread that had to be woken for every token would take the
+time from them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+
+import msgspec
+
+from puna.wire import Addressed, CompletionReply
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 1 << 20  # bytes
+
+
+class Outbox:
+    """Any thread may put and flush. Nobody waits for a parent that does not read: a thread of its own writes to that one.
+
+    Without a connection everything is dropped.
+    """
+
+    def __init__(self, connection: socket.socket | None) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._encode = msgspec.json.Encoder().encode
+        self._replies: list[Addressed] = []
+        self._unsent = bytearray()
+
+    @property
+    def n_unsent(self) -> int:
+        """Bytes that the parent has left to wait."""
+        return len(self._unsent)
+
+    def put(self, number: int, reply: CompletionReply) -> None:
+        """Add a reply to the next write."""
+        with self._lock:
+            self._replies.append((number, reply))
+
+    def flush(self) -> None:
+        with self._lock:
+            if not self._replies:
+                return
+            line = self._encode(self._replies) + b"\n"
+            self._replies.clear()
+            is_writing = bool(self._unsent)
+            self._unsent += line if is_writing else line[self._send(line, socket.MSG_DONTWAIT) :]
+            if self._unsent and not is_writing:
+                threading.Thread(target=self._write_rest, name="outbox", daemon=True).start()
+
+    def _write_rest(self) -> None:
+        while True:
+            # What is added meanwhile goes behind, so the first bytes stay what they are.
+            n_sent = self._send(bytes(self._unsent[:_AT_ONCE]))
+            with self._lock:
+                del self._unsent[:n_sent]
+                if not self._unsent:
+                    return
+
+    def _send(self, data: bytes, flags: int = 0) -> int:
+        """Bytes of which the writer is rid: taken, or no longer wanted by anybody."""
+        if self._connection is None:
+            return len(data)
+        try:
+            return self._connection.send(data, flags)
+        except BlockingIOError:
+            return 0
+        except OSError as error:  # the parent is gone; the guard ends this process
+            log.debug("nobody reads the replies any more: %s", error)
+            return len(data)
+
+
+def connection_to_parent(fd: int = 0) -> socket.socket | None:
+    """Standard input, if it is a socket: a pipe or a terminal has no way back."""
+    try:
+        return socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
