@@ -11,14 +11,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
+from tests.models.table import ENCODERS
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
 
@@ -27,6 +29,17 @@ from bench.facts import facts
 from puna.native.log import route_to_logging
 
 N_SEQUENCES = 8
+
+
+class Encoder(Oracle):
+    """Gives a text's pooled vector in place of logits."""
+
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        return self.embed([tokens])
+
+
 Engine = PunaEngine | Oracle
 # Prepares an engine and returns one step to time.
 Prepare = Callable[[Engine, list[int]], Callable[[], object]]
@@ -50,6 +63,15 @@ def prefill(n_tokens: int) -> Prepare:
             return engine.decode(ids[:n_tokens], range(n_tokens), [0] * n_tokens, [n_tokens - 1])
 
         return step
+
+    return prepare
+
+
+def encode(n_tokens: int) -> Prepare:
+    """One text as a whole, with the hidden states of all its tokens, which pooling needs."""
+
+    def prepare(engine: Engine, ids: list[int]) -> Callable[[], object]:
+        return lambda: engine.decode(ids[:n_tokens], range(n_tokens), [0] * n_tokens, range(n_tokens))
 
     return prepare
 
@@ -94,6 +116,8 @@ ARCH_CASES = [
     Case("decode at depth 512", 1, 16, decode(512)),
 ]
 
+ENCODER_CASES = [Case("encode 512", 512, 4, encode(512))]
+
 
 def race(case: Case, name: str, contenders: tuple[Engine, Engine], ids: list[int], turns: int) -> Row:
     times: tuple[list[float], list[float]] = ([], [])
@@ -113,8 +137,18 @@ def race(case: Case, name: str, contenders: tuple[Engine, Engine], ids: list[int
 def run(name: str, path: Path, turns: int, n_threads: int, cases: list[Case]) -> list[Row]:
     limits: dict[str, Any] = {"n_ctx": 1024, "n_sequences": N_SEQUENCES, "n_threads": n_threads}
     with PunaEngine(path, **limits) as puna, Oracle(path, **limits) as oracle:
-        ids = np.random.default_rng(0).integers(5, 300, 1024).tolist()
-        return [race(case, name, (puna, oracle), ids, turns if case.steps > 1 else turns * 2) for case in cases]
+        return races(cases, name, (puna, oracle), turns)
+
+
+def run_encoder(name: str, path: Path, turns: int, n_threads: int) -> list[Row]:
+    limits: dict[str, Any] = {"n_ctx": 512, "n_threads": n_threads}
+    with PunaEngine(path, **limits) as puna, Encoder(path, **limits, embeddings=True) as oracle:
+        return races(ENCODER_CASES, name, (puna, oracle), turns)
+
+
+def races(cases: list[Case], name: str, contenders: tuple[Engine, Engine], turns: int) -> list[Row]:
+    ids = np.random.default_rng(0).integers(5, 300, 1024).tolist()
+    return [race(case, name, contenders, ids, turns if case.steps > 1 else turns * 2) for case in cases]
 
 
 def main() -> None:
@@ -139,7 +173,11 @@ def main() -> None:
             rows += run(name, make(), args.turns, args.threads, CASES)
     for name in slices.SLICES if "all" in (args.arch or ()) else args.arch or ():
         print(f"{name} …", file=sys.stderr)
-        rows += run(f"{name}: {slices.SLICES[name].model}", slices.path_of(name), args.turns, args.threads, ARCH_CASES)
+        title, path = f"{name}: {slices.SLICES[name].model}", slices.path_of(name)
+        if name in ENCODERS:
+            rows += run_encoder(title, path, args.turns, args.threads)
+        else:
+            rows += run(title, path, args.turns, args.threads, ARCH_CASES)
     table = Table(
         "model", "what", "puna tok/s", "libllama tok/s", "ratio", "ratio of the best", title="Puna's engine against libllama"
     )

@@ -1,8 +1,9 @@
 """Six layers of each family's real shape, with random weights, in the mixture of types that llama.cpp calls Q4_K_M.
 
 Sizes are from the published configurations. The vocabulary is cut to 32k tokens, so that the layers are what counts; where
-a file would be larger than 1.5 GB, there are fewer experts or layers, and the row says so. A file is grown from the tiny one
-that the tests write: the same tensors, with the lengths of their axes that the family's options have for the real sizes.
+a file would be larger than 1.5 GB, or a run longer than a minute, there are fewer experts or layers, and the row says so. A
+file is grown from the tiny one that the tests write: the same tensors, with the lengths of their axes that the family's
+options have for the real sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from tests.models.table import ROWS
+from tests.models.table import ENCODERS, ROWS
 from tests.tiny import quantize
 
 from bench.models import add_vocabulary, cache_dir
@@ -42,6 +43,7 @@ class Slice:
     tiny: Mapping[str, Any] = field(default_factory=dict)  # how the tests are to write the file that it is grown from
     cls: str = ""  # the model's class, where the registry has a function
     axes: Mapping[str, int] = field(default_factory=dict)  # that neither options nor metadata have
+    row: str = ""  # that it is grown from, where a family has several slices
     note: str = ""
 
 
@@ -71,6 +73,12 @@ def experts(count: int, n_used: int, n_ff: int, n_ff_shared: int = 0) -> dict[st
     return {"expert_count": count, "expert_used_count": n_used, "expert_feed_forward_length": n_ff, **shared}
 
 
+def gemma4(n_embd: int, n_heads: int, n_kv_heads: list[int], n_ff: int, **more: Any) -> dict[str, Any]:
+    """Heads are 512 wide in layers that see everything, 256 in the others."""
+    narrow = {"attention.key_length_swa": 256, "attention.value_length_swa": 256, "rope.dimension_count_swa": 256}
+    return sizes(n_embd, n_heads, n_kv_heads, n_ff, 512, **more) | narrow
+
+
 def only(kinds: str, kind: str, number: int) -> list[int]:
     """The number in layers of this kind, 0 in all others."""
     return [number if k == kind else 0 for k in kinds]
@@ -79,8 +87,9 @@ def only(kinds: str, kind: str, number: int) -> list[int]:
 # Layers of hybrids: m Mamba-2, c a convolution, d a delta net, a attention, f only an MLP.
 _NEMOTRON, _GRANITE, _LFM = "mfmfam", "mmmmma", "ccacca"
 
-# By the rows of tests/models/table.py.
+# By the rows of tests/models/table.py, or a variety of one after a colon; those of ENCODERS embed a text.
 SLICES: dict[str, Slice] = {
+    "bert": Slice("BGE large", sizes(1024, 16, 16, 4096, context_length=512), axes={"positions": 512, "segments": 2}),
     "cohere2": Slice("Command R7B", sizes(4096, 32, 8, 14336, attention__sliding_window=4096)),
     "command-r": Slice("Aya Expanse 8B", sizes(4096, 32, 8, 14336)),
     "deepseek2": Slice(
@@ -97,6 +106,7 @@ SLICES: dict[str, Slice] = {
     ),
     "falcon-h1": Slice("Falcon-H1 1.5B", sizes(2048, 8, 2, 4096, 128, **ssm(3072, 256, 48, 1)), 0),
     "gemma": Slice("Gemma 7B", sizes(3072, 16, 16, 24576, 256)),
+    "gemma-embedding": Slice("EmbeddingGemma 300M", sizes(768, 3, 1, 1152, 256, attention__sliding_window=512)),
     "gemma2": Slice("Gemma 2 9B", sizes(3584, 16, 8, 14336, 256, attention__sliding_window=4096)),
     "gemma3": Slice(
         "Gemma 3 12B", sizes(3840, 16, 8, 15360, 256, attention__sliding_window=1024), cls="puna.model.arch.gemma3:Gemma3"
@@ -106,6 +116,19 @@ SLICES: dict[str, Slice] = {
         sizes(2048, 8, 2, 16384, 256, attention__sliding_window=512),
         axes={"laurel": 64},
     ),
+    "gemma4": Slice(
+        "Gemma 4 E4B",
+        gemma4(2560, 8, [2] * 6, 10240, embedding_length_per_layer_input=256, attention__sliding_window=512),
+        tiny={"n_shared": 3},
+        note="every third layer sees everything instead of every sixth, half of them instead of 18 of 42 share keys",
+    ),
+    "gemma4:experts": Slice(
+        "Gemma 4 26B-A4B",
+        gemma4(2816, 16, [8, 8, 2, 8, 8, 2], 2112, **experts(32, 8, 704), attention__sliding_window=1024),
+        tiny={"given": False, "n_shared": 0, "n_kv_wide": 2, "keys_as_values": True, "experts": "packed"},
+        row="gemma4",
+        note="32 experts instead of 128, every third layer sees everything instead of every sixth",
+    ),
     "glm4": Slice("GLM-4 9B 0414", sizes(4096, 32, 2, 13696, 128) | {"rope.dimension_count": 64}),
     "glm4moe": Slice(
         "GLM-4.5 Air",
@@ -114,9 +137,10 @@ SLICES: dict[str, Slice] = {
     ),
     "gpt-oss": Slice(
         "gpt-oss 20B",
-        sizes(2880, 64, 8, 2880, 64, **experts(12, 4, 2880), attention__sliding_window=128),
+        sizes(2880, 64, 8, 2880, 64, **experts(8, 4, 2880), attention__sliding_window=128),
+        2,
         tiny={"experts": "mxfp4"},
-        note="12 experts instead of 32, those in MXFP4",
+        note="2 layers, since libllama prefills no faster than 50 tokens a second through six; 8 experts instead of 32, in MXFP4",
     ),
     "granite": Slice("Granite 3.3 8B", sizes(4096, 32, 8, 12800)),
     "granitemoe": Slice("Granite 3.1 3B-A800M", sizes(1536, 24, 8, 512, expert_count=40, expert_used_count=8)),
@@ -169,6 +193,7 @@ SLICES: dict[str, Slice] = {
         tiny={"kinds": _NEMOTRON, "n_experts": 8},
         note="48 experts instead of 128",
     ),
+    "nomic-bert": Slice("nomic-embed-text v1.5", sizes(768, 12, 12, 3072), axes={"segments": 2}),
     "olmo2": Slice("OLMo 2 7B", sizes(4096, 32, 32, 11008)),
     "olmo2:windows": Slice("OLMo 3 7B", sizes(4096, 32, 32, 11008, attention__sliding_window=4096)),
     "phi3": Slice("Phi-3.5 mini", sizes(3072, 32, 32, 8192)),
@@ -200,6 +225,14 @@ SLICES: dict[str, Slice] = {
         0,
         tiny={"kinds": "dddadd", "n_heads": 8},
     ),
+    "qwen35moe": Slice(
+        "Qwen 3.5 35B-A3B",
+        sizes(2048, 16, 2, 512, 256, **experts(64, 8, 512, 512), **ssm(4096, 128, 32, 16))
+        | {"rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0]},
+        0,
+        tiny={"kinds": "dddadd", "n_heads": 8},
+        note="64 experts instead of 256",
+    ),
     "qwen3next": Slice(
         "Qwen3-Next 80B-A3B",
         sizes(2048, 16, 2, 5120, 256, **experts(64, 10, 512, 512), **ssm(4096, 128, 32, 16)) | {"rope.dimension_count": 64},
@@ -229,7 +262,7 @@ def path_of(name: str) -> Path:
 
 def grown(name: str, slice: Slice, folder: Path) -> GGUFWriter:
     """*folder* is for files on the way."""
-    row = ROWS[name]
+    row = {**ROWS, **ENCODERS}[slice.row or name]
     plain = next(iter(row.variants.values()))
     counted = {"n_layers": slice.n_layers} if slice.n_layers else {}
     tiny_path = row.write(folder / "tiny.gguf", seed=0, **{**plain, **counted, **slice.tiny})
@@ -258,7 +291,7 @@ class _Lengths:
     def __init__(self, tiny: GGUFFile, cls: type[Decoder[Any]], slice: Slice, scratch: Path) -> None:
         prefix = f"{tiny.architecture}."
         self._architecture = tiny.architecture
-        self._stated = {k: v for k, v in tiny.metadata.items() if k.startswith(prefix)}
+        self._stated = {k: v for k, v in tiny.metadata.items() if k.startswith((prefix, "tokenizer.ggml.token_type_count"))}
         self._stated |= {prefix + k: v for k, v in slice.config.items()} | {f"{prefix}vocab_size": N_VOCAB}
         writer = self.writer()
         for name in tiny.tensors:  # some options depend on which there are
@@ -316,7 +349,9 @@ def _type_of(tiny: TensorInfo, shape: tuple[int, ...], n_layers: int) -> TensorT
     if (
         len(shape) == 1
         or shape[0] % 32
-        or any(part in name for part in ("norm", "ffn_gate_inp", "ssm_a", "ssm_d", "conv", ".bias"))
+        or any(
+            part in name for part in ("norm", "ffn_gate_inp", "ssm_a", "ssm_d", "conv", ".bias", "position_embd", "token_types")
+        )
     ):
         return TensorType.F32
     if shape[0] % 256:

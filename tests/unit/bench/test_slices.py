@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from bench.engine import Encoder, encode
 from bench.slices import N_VOCAB, SLICES, Slice, grown, sizes
 
-from tests.models.table import ROWS
+from puna.model.registry import ARCHITECTURES
+from tests.models.table import ENCODERS, ROWS
 from tests.puna_engine import PunaEngine
 
 
@@ -24,11 +27,26 @@ def test_a_slice_has_the_sizes_that_are_asked_for_and_runs(tmp_path: Path) -> No
         assert np.isfinite(logits).all()
 
 
+def test_a_slice_of_an_encoder_runs_on_a_whole_text(tmp_path: Path) -> None:
+    small = Slice("small", sizes(128, 2, 2, 256, context_length=64), n_layers=2, axes={"positions": 64, "segments": 2})
+    path = tmp_path / "grown.gguf"
+    grown("bert", small, tmp_path).write(path)
+    text = list(range(5, 55))
+    limits: dict[str, Any] = {"n_ctx": 64, "n_threads": 2}
+    with PunaEngine(path, **limits) as puna, Encoder(path, **limits, embeddings=True) as oracle:
+        ours, theirs = (encode(50)(engine, text)() for engine in (puna, oracle))
+        assert isinstance(ours, np.ndarray)
+        assert isinstance(theirs, np.ndarray)
+        assert ours.shape == (50, 128)
+        mean = ours.mean(0)
+        assert mean @ theirs[0] / np.linalg.norm(mean) / np.linalg.norm(theirs[0]) > 0.999
+
+
 def test_every_slice_grows_from_a_row() -> None:
-    assert set(SLICES) <= set(ROWS)
+    assert {slice.row or name for name, slice in SLICES.items()} <= {*ROWS, *ENCODERS}
 
 
-def test_only_those_families_have_no_slice_that_are_known_to() -> None:
-    """Other programs' dialects are the same layers again, and so are Qwen 3.5's with experts: those of Qwen3-Next."""
-    families = {name.partition(":")[0] for name, row in ROWS.items() if row.norm is None}
-    assert families - {name.partition(":")[0] for name in SLICES} == {"gemma4", "qwen35moe"}
+def test_every_architecture_has_a_slice_but_other_programs_names_of_one_that_has() -> None:
+    sliced = {name.partition(":")[0] for name in SLICES}
+    renamed = {name for name in set(ARCHITECTURES) - sliced if ROWS[name].norm is not None}
+    assert set(ARCHITECTURES) - sliced == renamed == {"glm4moelite", "gptoss", "olmo3"}
