@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import models
+from bench.ending import interrupt_on_sigterm
 from bench.facts import facts
 
 PROMPT = (
@@ -36,9 +37,11 @@ def first_byte(command: list[str], environment: dict[str, str]) -> float:
     )
     assert process.stdout is not None
     with process:
-        data = os.read(process.stdout.fileno(), 1)
-        elapsed = time.perf_counter() - begin
-        process.terminate()
+        try:
+            data = os.read(process.stdout.fileno(), 1)
+            elapsed = time.perf_counter() - begin
+        finally:
+            process.terminate()
     if not data:
         sys.exit(f"{' '.join(command)} ended without a word")
     return elapsed
@@ -67,6 +70,7 @@ def main() -> None:
     if args.peer:
         peer(args.peer)
         return
+    interrupt_on_sigterm()
     path = models.smollm2()
     # No server may answer: the time of starting one is part of the figure.
     environment = {**os.environ, "OLLAMA_MODELS": str(models.cache_dir() / "models"), "OLLAMA_HOST": "127.0.0.1:1"}

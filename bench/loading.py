@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import models
+from bench.ending import interrupt_on_sigterm
 from bench.facts import facts
 from bench.first_token import first_byte
 from bench.load import chaos, contenders
@@ -173,6 +174,7 @@ def main() -> None:
     parser.add_argument("--model", choices=("smollm2", "1b"), action="append", help="only this model; may be repeated")
     parser.add_argument("--json", type=Path, help="write the times and the machine's facts to this file")
     args = parser.parse_args()
+    interrupt_on_sigterm()
     if not has_peer():
         sys.exit("the package llama_cpp cannot be imported, so there is nothing to compare with")
     wanted = args.model or ["smollm2", "1b"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import models
+from bench.ending import interrupt_on_sigterm
 from bench.facts import facts
 from bench.load import contenders
 from bench.load.contenders import Contender, Limits
@@ -173,7 +173,7 @@ def started(args: argparse.Namespace, stack: ExitStack) -> list[Contender]:
 
 def main() -> None:
     args = arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server must be left behind
+    interrupt_on_sigterm()
     rows = [row for row in ROWS if not args.row or row.key in args.row]
     about = facts()  # now: the checkout may be another when the run is over
     api: API = args.api or ("text" if args.model == "1b" else "chat")

@@ -30,6 +30,7 @@ import httpx
 import psutil
 from tests.tiny import write_llama
 
+from bench.ending import interrupt_on_sigterm
 from bench.load import contenders
 
 END_S = 60.0  # a request that has not ended by then never will
@@ -231,6 +232,7 @@ def main() -> None:
     parser.add_argument("--kill-every", type=float, default=0.8, metavar="S", help="mean time (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    interrupt_on_sigterm()
     with contenders.scratch() as folder:
         models = tiny_models(folder, args.models)
         with serving(folder, OLLAMA_MAX_LOADED_MODELS=str(args.max_loaded)) as server:

@@ -24,6 +24,7 @@ import psutil
 import uvloop
 from tests.tiny import write_llama
 
+from bench.ending import interrupt_on_sigterm
 from bench.load import contenders
 from bench.load.client import Exchange
 from bench.load.contenders import Contender, Limits
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: a tiny one with random weights)")
     args = parser.parse_args()
+    interrupt_on_sigterm()
     with contenders.scratch() as folder:
         model = args.model or write_llama(folder / "tiny.gguf", n_ctx=2048)
         failed = False
