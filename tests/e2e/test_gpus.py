@@ -204,3 +204,29 @@ def test_libllama_places_layers_as_it_is_told(
         assert least <= place.share(models[0]) <= most
         on_gpus = place.loaded()[models[0].name][1] if most < 1 else 0
         assert most == 1.0 or sum(taken_on(tmp_path, name) for name in ("SIM0", "SIM1")) == pytest.approx(on_gpus, rel=0.01)
+
+
+@pytest.mark.parametrize("where", ["start", "alloc", "write"])
+def test_a_driver_that_crashes_costs_the_gpu_and_not_the_model(
+    models: list[Path], answers: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """The second model does not crash again; who insists on the GPU is told why it cannot be."""
+    with serving(tmp_path, gpu("SIM0", 300, f"crash={where}")) as place:
+        for model, answer in zip(models, answers, strict=True):
+            assert place.ask(model) == answer
+            assert place.share(model) == 0
+        crashes = [record.message for record in caplog.records if "crashed its runner" in record.message]
+        assert len(crashes) == 1
+        assert "on SIM0" in crashes[0]
+        error = place.ask(models[0], num_gpu=3, status=500)
+        assert re.search(r"stopped \(signal SIGABRT\): SIM error: an illegal memory access.*loaded onto SIM0", error)
+        assert place.ask(models[1]) == answers[1]
+
+
+def test_libllama_s_driver_may_crash_too(
+    models: list[Path], answers: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(tmp_path, gpu("SIM0", 300, "crash=start"), engine="0") as place:
+        assert place.ask(models[0]) == answers[0]
+        assert place.share(models[0]) == 0
+    assert "on SIM0 has crashed its runner" in caplog.text

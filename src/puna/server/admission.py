@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
 
 from puna import wire
-from puna.errors import OutOfMemory
+from puna.errors import OutOfMemory, RunnerDied
 from puna.llm.budget import Held, available
 from puna.llm.discovery import Machine
 from puna.llm.fitting import Free, NoRoomOnGPUs, negotiate
 from puna.llm.layout import Wish
 from puna.llm.load import WantedLoad
+from puna.llm.quarantine import CrashedOnGPUs, Quarantine, has_crashed_by_itself
 from puna.llm.runner import Runner
 from puna.settings import Settings
 
@@ -42,23 +44,25 @@ class Others:
 class Admission:
     settings: Settings
     machine: Machine
+    quarantine: Quarantine = field(default_factory=Quarantine)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def load(self, runner: Runner, wanted: WantedLoad, others: Others) -> wire.LoadReply:
+    async def load(self, runner: Runner, wanted: WantedLoad, others: Others, without: Collection[str] = ()) -> wire.LoadReply:
         """Returns when memory is taken; the weights are still being read.
 
-        Errors: OutOfMemory with the numbers when it does not fit and nobody can make room; what the runner reports.
+        GPUs of the libraries *without* are not used, nor those in quarantine unless a number of layers was asked for.
+
+        Errors: OutOfMemory with the numbers when it does not fit and nobody can make room; CrashedOnGPUs; what the runner
+        reports.
         """
         async with self._lock:
             while True:
                 is_fresh = await self.machine.refresh()
-                gpus = self.machine.gpus or []
+                gpus = self._usable(wanted, without)
                 free = available(gpus, self.machine.memory(), others.held(), is_fresh=is_fresh)
-                if wanted.main_gpu is not None and gpus and not 0 <= wanted.main_gpu < len(gpus):
-                    log.warning("main_gpu %d is none of the %d GPUs, it is ignored", wanted.main_gpu, len(gpus))
                 wish = Wish(
                     wanted.num_gpu,
-                    wanted.main_gpu,
+                    self._main_gpu(wanted, gpus),
                     spread=self.settings.sched_spread,
                     overhead=self.settings.gpu_overhead,
                     must_be_full=others.may_go(True),
@@ -72,6 +76,45 @@ class Admission:
                         raise
                     log.info("%s; other models make room", error)
                 await self._make_room(others, lacks_gpus)
+
+    async def read_weights(self, runner: Runner, reply: wire.LoadReply) -> None:
+        """Wait until a model that has its memory can be used.
+
+        Errors: CrashedOnGPUs; what the runner reports.
+        """
+        devices = reply.memory.devices if reply.memory else []
+        used = [device.device for device in devices if device.is_gpu and device.total > 0]
+        async with self._blaming(runner, used):
+            await runner.wait_until_ready(self.settings.load_timeout)
+        self.quarantine.lift(self._libraries(used))
+
+    def _usable(self, wanted: WantedLoad, without: Collection[str]) -> list[wire.Device]:
+        shunned = {*without, *(self.quarantine.libraries if wanted.num_gpu is None else ())}
+        return [gpu for gpu in self.machine.gpus or [] if gpu.library not in shunned]
+
+    def _main_gpu(self, wanted: WantedLoad, usable: list[wire.Device]) -> int | None:
+        """Its index among those that may be used; requests number all."""
+        gpus = self.machine.gpus or []
+        if wanted.main_gpu is None or not gpus:
+            return None
+        if not 0 <= wanted.main_gpu < len(gpus):
+            log.warning("main_gpu %d is none of the %d GPUs, it is ignored", wanted.main_gpu, len(gpus))
+            return None
+        main = gpus[wanted.main_gpu].name
+        return next((index for index, gpu in enumerate(usable) if gpu.name == main), None)
+
+    def _libraries(self, devices: Collection[str]) -> set[str]:
+        return {gpu.library for gpu in self.machine.gpus or [] if gpu.name in devices}
+
+    @asynccontextmanager
+    async def _blaming(self, runner: Runner, devices: Collection[str]) -> AsyncGenerator[None, None]:
+        """The end of a runner that has layers on GPUs is told as theirs."""
+        try:
+            yield
+        except RunnerDied as error:
+            if devices and await has_crashed_by_itself(runner):
+                raise CrashedOnGPUs(str(error), devices, self._libraries(devices)) from error
+            raise
 
     async def _in_the_largest_pool(self, runner: Runner, options: wire.LoadOptions, free: Free, wish: Wish) -> wire.LoadReply:
         """With a context for each request that is computed at once; where nobody asked for that, they may share fewer."""
@@ -97,7 +140,8 @@ class Admission:
         while True:
             placed = msgspec.structs.replace(options, gpu_layers=list(attempt.layout.parts))
             request = wire.LoadRequest(operation=attempt.operation, options=placed)
-            reply = await runner.try_load(request, self.settings.load_timeout)
+            async with self._blaming(runner, [part.device for part in attempt.layout.parts]):
+                reply = await runner.try_load(request, self.settings.load_timeout)
             try:
                 attempt = steps.send(reply)
             except StopIteration as stop:

@@ -13,17 +13,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from puna import wire
-from puna.errors import LoadError, Overloaded
+from puna.errors import LoadError, Overloaded, RunnerDied
 from puna.host import private_bytes
 from puna.llm.budget import Held
 from puna.llm.discovery import Machine
 from puna.llm.load import WantedLoad
+from puna.llm.quarantine import QUARANTINE_S, CrashedOnGPUs
 from puna.llm.runner import Runner, command_for
 from puna.llm.watchdog import until_stalled
 from puna.server.admission import Admission, Others
@@ -326,23 +327,48 @@ class Scheduler:
 
     async def _load(self, loaded: Loaded) -> Runner:
         begin = time.monotonic()
+        blamed: set[str] = set()  # libraries of GPUs on which it has crashed
         try:
-            runner = await self.launch(loaded.model.model_path)
+            while True:
+                try:
+                    runner = await self._try_load(loaded, blamed)
+                    break
+                except CrashedOnGPUs as crash:
+                    if loaded.wanted.num_gpu is not None or crash.libraries <= blamed:
+                        where = ", ".join(crash.devices)
+                        raise RunnerDied(f"{crash} (while layers were loaded onto {where}; num_gpu 0 loads none)") from crash
+                    blamed |= crash.libraries
+                    log.warning(
+                        "loading %s on %s has crashed its runner, it is loaded without GPUs of %s: %s",
+                        *(loaded.model.model_path.name, ", ".join(crash.devices), ", ".join(sorted(blamed)), crash),
+                    )
         except BaseException:
             loaded.state = State.CLOSING
-            raise
-        try:
-            loaded.process = runner
-            loaded.reply = await self._admission.load(runner, loaded.wanted, self._others(loaded))
-            await runner.wait_until_ready(self.settings.load_timeout)
-        except BaseException:
-            loaded.state = State.CLOSING
-            await asyncio.shield(self._keep(runner.close()))
             raise
         loaded.state = State.READY
-        memory = loaded.reply.memory
+        if blamed:
+            self._admission.quarantine.add(blamed)
+            names = ", ".join(sorted(blamed))
+            log.warning("GPUs of %s are left alone for %g minutes unless num_gpu asks for them", names, QUARANTINE_S / 60)
+        memory = loaded.reply.memory if loaded.reply else None
         size = f"{memory.total / 1e6:.0f} MB, {memory.on_gpus / 1e6:.0f} of them on GPUs" if memory else "of unknown size"
         log.info("loaded %s in %.2f s: %s", loaded.model.model_path.name, time.monotonic() - begin, size)
+        return runner
+
+    async def _try_load(self, loaded: Loaded, without: Collection[str]) -> Runner:
+        """In a new process; GPUs of the libraries *without* are not used."""
+        runner = await self.launch(loaded.model.model_path)
+        try:
+            loaded.process = runner
+            loaded.reply = await self._admission.load(runner, loaded.wanted, self._others(loaded), without)
+            await self._admission.read_weights(runner, loaded.reply)
+        except BaseException as error:
+            if isinstance(error, CrashedOnGPUs):
+                loaded.process = loaded.reply = None
+            else:
+                loaded.state = State.CLOSING
+            await asyncio.shield(self._keep(runner.close()))
+            raise
         return runner
 
     async def _watch(self, loaded: Loaded) -> None:

@@ -40,6 +40,8 @@ class Script:
     silent: bool = False  # never prints the port
     exit_at_start: int = -1
     exit_at_load: int = -1
+    crash_on: dict[str, int] = field(default_factory=dict)  # by device: the signal that ends it when layers go there
+    crash_at: str = "fit"  # or commit, or reading
     stderr: str = ""  # written before dying
     die_at_piece: int = -1  # ends with SIGKILL before this piece
     hang_at_piece: int = -1  # says nothing more, yet lives and answers about its health
@@ -129,6 +131,8 @@ class FakeRunner:
         if self.script.out_of_memory:
             memory = {"devices": [], "input_weights": 10**12}
             return 200, {"success": False, "error": "model requires more system memory", "memory": memory}
+        self.used = [part["device"] for part in body["options"]["gpu_layers"]]
+        self.crash_if(body["operation"])
         memory = self.memory(body["options"]["gpu_layers"])
         if body["operation"] == "fit":
             return 200, {"success": True, "memory": memory}
@@ -152,7 +156,14 @@ class FakeRunner:
         devices.append({"device": "CPU", "weights": weights, "cache": [0] * n, "graph": 0})
         return {"devices": devices, "input_weights": 4}
 
+    def crash_if(self, where: str) -> None:
+        for device in self.used if where == self.script.crash_at else ():
+            if device in self.script.crash_on:
+                print(self.script.stderr, file=sys.stderr, flush=True)
+                os.kill(os.getpid(), self.script.crash_on[device])
+
     async def read_weights(self) -> None:
+        self.crash_if("reading")
         for step in range(10):
             await asyncio.sleep(self.script.load_s / 10)
             self.progress = (step + 1) / 10
