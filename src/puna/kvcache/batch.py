@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,10 @@ def batch(
 
 def runs(sequences: Ints) -> list[tuple[int, int, int]]:
     """(sequence, begin row, end row) of each group of rows."""
-    cuts = np.flatnonzero(np.diff(sequences)) + 1
-    bounds = [0, *cuts.tolist(), len(sequences)]
-    return [(int(sequences[b]), b, e) for b, e in pairwise(bounds)]
+    found: list[tuple[int, int, int]] = []
+    begin = 0
+    for sequence, rows in groupby(sequences.tolist()):
+        end = begin + len(list(rows))
+        found.append((sequence, begin, end))
+        begin = end
+    return found

@@ -7,7 +7,7 @@ ranges are equally far apart and about equally long are read by one call, as one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -87,6 +87,7 @@ class CausalCache:
         }
         self._layer = 0
         self._views: tuple[View, ...] = ()
+        self._planned: tuple[list[Range], tuple[View, ...]] = [], ()
         self._rows = np.zeros(0, np.int64)
         self._batch: Batch | None = None
         self._row_input: Tensor | None = None
@@ -145,20 +146,28 @@ class CausalCache:
         groups = runs(batch.sequences)
         for sequence, row, end_row in groups if self.forgets else ():
             self._forget(sequence, int(batch.positions[row]), end_row - row)
-        placed = [self.cells.place(s, batch.positions[b:e]) for s, b, e in groups]
-        self._rows = placed[0] if len(placed) == 1 else np.concatenate(placed)
+        rows: list[int] = []
+        for sequence, row, end_row in groups:
+            rows += self.cells.place(sequence, batch.positions[row:end_row])
+        self._rows = np.array(rows, np.int64)
         self._batch = batch
-        firsts = [int(self.reach.first(int(batch.positions[row]))) for _, row, _ in groups]
-        ranges = [Range(b, e, *self.cells.range_from(s, first)) for (s, b, e), first in zip(groups, firsts, strict=True)]
-        self._views = tuple(plan(ranges, self.cells.n_cells))
+        firsts = (self.reach.first(int(batch.positions[row])) for _, row, _ in groups)
+        self._views = self._plan(Range(b, e, *self.cells.range_from(s, f)) for (s, b, e), f in zip(groups, firsts, strict=True))
         return self._views
+
+    def _plan(self, ranges: Iterable[Range]) -> tuple[View, ...]:
+        """The same views for as long as they cover the same rows and none grows beyond its padding."""
+        wanted = [r.padded() for r in ranges]
+        if wanted != self._planned[0]:
+            self._planned = wanted, tuple(plan(wanted, self.cells.n_cells))
+        return self._planned[1]
 
     def _forget(self, sequence: int, position: int, n_rows: int) -> None:
         """Drop the oldest that neither the row at this position nor a later one sees, if the new rows need the room."""
         assert position == self.length(sequence), f"sequence {sequence} goes on at {self.length(sequence)}, not at {position}"
-        excess = int(self.cells.lengths[sequence]) + n_rows - self.cells.home_cells
+        excess = self.cells.lengths[sequence] + n_rows - self.cells.home_cells
         if excess > 0:
-            first, kept = int(self.cells.firsts[sequence]), self.reach.kept_from(position)
+            first, kept = self.cells.firsts[sequence], self.reach.kept_from(position)
             assert first + excess <= kept, f"{n_rows} rows of sequence {sequence} are more than a batch"
             self.cells.remove(sequence, 0, min(kept, first + max(excess, FORGOTTEN_AT_ONCE)))
 
@@ -172,13 +181,13 @@ class CausalCache:
     def foresee(self, batch: Batch) -> Hashable | None:
         ranges = []
         for sequence, begin, end in runs(batch.sequences):
-            first = int(self.reach.first(int(batch.positions[begin])))
+            first = self.reach.first(int(batch.positions[begin]))
             found = self.cells.foreseen_range(sequence, first, end - begin)
             if found is None:
                 return None
             ranges.append(Range(begin, end, *found))
         self._rows = np.arange(batch.n_tokens)
-        self._views = tuple(plan(ranges, self.cells.n_cells))
+        self._views = self._plan(ranges)
         return self._views
 
     @property
@@ -212,32 +221,36 @@ class CausalCache:
 
     def _mask(self, view: View, batch: Batch) -> npt.NDArray[np.float16]:
         """0 where a row sees a cell, -inf elsewhere: [n_sequences, n_rows, n_cells] in numpy's order."""
-        rows = slice(view.row, view.row + view.n_sequences * view.n_rows)
-        wanted = batch.positions[rows].reshape(view.n_sequences, view.n_rows, 1)
-        if view.n_sequences == 1:
-            cells: slice | npt.NDArray[np.int64] = slice(view.begin, view.begin + view.n_cells)
-            members = self.cells.members[batch.sequences[view.row], cells][None]
-            positions = self.cells.positions[cells][None]
-        else:
-            begins = view.begin + view.stride * np.arange(view.n_sequences)
-            cells = begins[:, None] + np.arange(view.n_cells)
-            members = self.cells.members[batch.sequences[rows][:: view.n_rows, None], cells]
-            positions = self.cells.positions[cells]
+        mask = np.empty((view.n_sequences, view.n_rows, view.n_cells), np.float16)
+        for i in range(view.n_sequences):
+            row, begin = view.row + i * view.n_rows, view.begin + i * view.stride
+            cells = slice(begin, begin + view.n_cells)
+            self._fill(mask[i], int(batch.sequences[row]), batch.positions[row : row + view.n_rows], cells)
+        for begin, end in batch.spans:
+            self._show_span(mask, view, begin, end)
+        return mask
+
+    def _fill(self, rows: npt.NDArray[np.float16], sequence: int, positions: npt.NDArray[np.int32], cells: slice) -> None:
+        """What of these cells the rows of a sequence, at these positions, see: [n_rows, n_cells]."""
+        position = int(positions[0])
+        is_newest = len(rows) == 1 and position + 1 == self.cells.nexts[sequence]
+        if is_newest and self.reach.first(position) <= self.cells.firsts[sequence]:
+            rows[0] = self.cells.masks[sequence, cells]  # it sees all that the sequence holds
+            return
         # A position that no row can reach stands for what the sequence does not own.
-        held = np.where(members, positions, np.int32(END))[:, None, :]
+        held = np.where(self.cells.members[sequence, cells], self.cells.positions[cells], np.int32(END))
+        wanted = positions[:, None]
         seen = held <= wanted
         if self.reach.is_bounded:
             seen &= held >= self.reach.first(wanted)
-        for begin, end in batch.spans:
-            self._show_span(seen, view, begin, end)
-        return np.where(seen, np.float16(0), np.float16(-np.inf))
+        rows[:] = np.where(seen, np.float16(0), np.float16(-np.inf))
 
-    def _show_span(self, seen: npt.NDArray[np.bool_], view: View, begin: int, end: int) -> None:
+    def _show_span(self, mask: npt.NDArray[np.float16], view: View, begin: int, end: int) -> None:
         """Let the rows [begin, end) see each other, whatever their positions."""
         index, first = divmod(begin - view.row, view.n_rows)
         if 0 <= index < view.n_sequences:
             cells = self._rows[begin:end] - (view.begin + index * view.stride)
-            seen[index, first : first + end - begin, cells] = True
+            mask[index, first : first + end - begin, cells] = 0
 
     # Sequences.
 
@@ -253,7 +266,7 @@ class CausalCache:
         if not len(cells):
             return
         try:
-            copies = self.cells.place(target, self.cells.positions[cells])
+            copies = np.array(self.cells.place(target, self.cells.positions[cells]), np.int64)
         except CacheFull:
             self.cells.share(target, cells)
             return
@@ -281,7 +294,7 @@ class CausalCache:
         if position <= 0 or not self.forgets:
             return position <= self.length(sequence)
         first = min(self.reach.first(position), position - 1)
-        return position <= self.length(sequence) and bool(self.cells.firsts[sequence] <= max(first, 0))
+        return position <= self.length(sequence) and self.cells.firsts[sequence] <= max(first, 0)
 
     def prepare_restore(self, sequence: int, position: int) -> int:
         position = min(position, self.length(sequence))
@@ -342,17 +355,17 @@ class CausalCache:
         ctx.close()
 
     def length(self, sequence: int) -> int:
-        return int(self.cells.nexts[sequence])
+        return self.cells.nexts[sequence]
 
     def check_integrity(self) -> None:
         self.cells.check_integrity()
         for sequence in range(self.limits.max_sequences) if self.forgets else ():
-            n_held = int(self.cells.lengths[sequence])
+            n_held = self.cells.lengths[sequence]
             assert n_held == self.cells.nexts[sequence] - self.cells.firsts[sequence], f"sequence {sequence} has gaps"
             assert self.can_resume(sequence, self.length(sequence)), f"sequence {sequence} holds less than its window"
             assert n_held <= self.cells.home_cells, f"sequence {sequence} holds more than its home"
             home = sequence * self.cells.home_cells
-            begin, end = int(self.cells.begins[sequence]), int(self.cells.ends[sequence])
+            begin, end = self.cells.begins[sequence], self.cells.ends[sequence]
             is_home = home <= begin and end <= home + self.cells.home_cells
             assert not n_held or is_home, f"sequence {sequence} lies outside its home"
 

@@ -7,6 +7,8 @@ reads a tight range; only when the home is full does a sequence spill into whate
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +26,10 @@ class CacheFull(PunaError):
 
 
 class Cells:
-    """Arrays over all cells. ``positions[c]`` is FREE or a token's position; ``members[s, c]`` says who sees it."""
+    """Arrays over all cells. ``positions[c]`` is FREE or a token's position; ``members[s, c]`` says who sees it.
+
+    ``masks[s, c]`` says the same as attention wants it: 0 for who sees it, -inf for others.
+    """
 
     def __init__(self, n_cells: int, max_sequences: int) -> None:
         self.n_cells = n_cells
@@ -32,14 +37,15 @@ class Cells:
         self.home_cells = n_cells // max_sequences
         self.positions = np.full(n_cells, FREE, np.int32)
         self.members = np.zeros((max_sequences, n_cells), np.bool_)
+        self.masks = np.full((max_sequences, n_cells), -np.inf, np.float16)
         self.n_owners = np.zeros(n_cells, np.int16)
         # Of each sequence: the tightest [begin, end) that holds all its cells, how many those are, and the tightest
         # [first, next) that holds their positions.
-        self.begins = np.zeros(max_sequences, np.int64)
-        self.ends = np.zeros(max_sequences, np.int64)
-        self.lengths = np.zeros(max_sequences, np.int64)
-        self.firsts = np.zeros(max_sequences, np.int64)
-        self.nexts = np.zeros(max_sequences, np.int64)
+        self.begins = [0] * max_sequences
+        self.ends = [0] * max_sequences
+        self.lengths = [0] * max_sequences
+        self.firsts = [0] * max_sequences
+        self.nexts = [0] * max_sequences
         self._n_free: int | None = n_cells  # None: to be counted
 
     @property
@@ -48,36 +54,40 @@ class Cells:
             self._n_free = int(np.count_nonzero(self.n_owners == 0))
         return self._n_free
 
-    def place(self, sequence: int, positions: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Take a free cell for each position.
+    def place(self, sequence: int, positions: npt.NDArray[np.int32]) -> Sequence[int]:
+        """Take a free cell for each position; they ascend, and so do the cells.
 
         Errors: CacheFull; then nothing has changed.
         """
         chosen = self._choose(sequence, len(positions))
-        self.positions[chosen] = positions
-        self.members[sequence, chosen] = True
-        self.n_owners[chosen] = 1
+        at = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        self.positions[at] = positions
+        self.members[sequence, at] = True
+        self.masks[sequence, at] = 0
+        self.n_owners[at] = 1
         if self._n_free is not None:
             self._n_free -= len(chosen)
-        bounds = (int(chosen[0]), int(chosen[-1]) + 1, int(positions.min()), int(positions.max()) + 1)
+        begin, end, first, after = chosen[0], chosen[-1] + 1, int(positions[0]), int(positions[-1]) + 1
         if self.lengths[sequence]:
-            bounds = _hull(bounds, (self.begins[sequence], self.ends[sequence], self.firsts[sequence], self.nexts[sequence]))
-        self.begins[sequence], self.ends[sequence], self.firsts[sequence], self.nexts[sequence] = bounds
+            begin, end = min(begin, self.begins[sequence]), max(end, self.ends[sequence])
+            first, after = min(first, self.firsts[sequence]), max(after, self.nexts[sequence])
+        self.begins[sequence], self.ends[sequence] = begin, end
+        self.firsts[sequence], self.nexts[sequence] = first, after
         self.lengths[sequence] += len(chosen)
         return chosen
 
-    def _choose(self, sequence: int, count: int) -> npt.NDArray[np.int64]:
+    def _choose(self, sequence: int, count: int) -> range | list[int]:
         home = sequence * self.home_cells
-        begin = int(self.ends[sequence]) if self.lengths[sequence] else home
+        begin = self.ends[sequence] if self.lengths[sequence] else home
         end = begin + count
         # Holes that a removal left are filled first: the range stays as short as the history.
         has_holes = self.lengths[sequence] < self.ends[sequence] - self.begins[sequence]
         is_at_home = home <= begin and end <= home + self.home_cells
-        if is_at_home and not has_holes and not self.n_owners[begin:end].any():
-            return np.arange(begin, end)
+        if is_at_home and not has_holes and not np.count_nonzero(self.n_owners[begin:end]):
+            return range(begin, end)
         at_home = home + np.flatnonzero(self.n_owners[home : home + self.home_cells] == 0)
         if len(at_home) >= count:
-            return at_home[:count]
+            return _listed(at_home[:count])
         free = np.flatnonzero(self.n_owners == 0)
         if len(free) < count:
             raise CacheFull(count, len(free))
@@ -85,7 +95,7 @@ class Cells:
         is_own = (free >= home) & (free < home + self.home_cells)
         distance = np.where(is_own, -1, np.abs(free - begin))
         order = np.argsort(distance, kind="stable")
-        return np.sort(free[order[:count]])
+        return _listed(np.sort(free[order[:count]]))
 
     def foreseen_range(self, sequence: int, first: int, count: int) -> tuple[int, int] | None:
         """As range_from would be after *count* more rows, if no other sequence takes their cells; None if they do not fit."""
@@ -94,30 +104,32 @@ class Cells:
         except CacheFull:
             return None
         if not self.lengths[sequence]:
-            return int(chosen[0]), int(chosen[-1]) + 1
+            return chosen[0], chosen[-1] + 1
         begin, end = self.range_from(sequence, first)
-        return min(begin, int(chosen[0])), max(end, int(chosen[-1]) + 1)
+        return min(begin, chosen[0]), max(end, chosen[-1] + 1)
 
     def remove(self, sequence: int, begin: int, end: int) -> None:
         """The sequence gives up the positions in [begin, end); a cell that nobody sees any more is free."""
         gone = self._mine(sequence, begin, end)
         self.members[sequence, gone] = False
+        self.masks[sequence, gone] = -np.inf
         self.n_owners[gone] -= 1
         self._n_free = None
         self.positions[gone[self.n_owners[gone] == 0]] = FREE
-        self._measure(sequence, int(self.begins[sequence]), int(self.ends[sequence]))
+        self._measure(sequence, self.begins[sequence], self.ends[sequence])
 
     def share(self, target: int, cells: npt.NDArray[np.int64]) -> None:
         """The target sees these cells of another sequence too."""
         self.n_owners[cells] += ~self.members[target, cells]
         self._n_free = None
         self.members[target, cells] = True
+        self.masks[target, cells] = 0
         self._measure(target, 0, self.n_cells)
 
     def shift(self, sequence: int, begin: int, delta: int) -> None:
         """Positions from *begin* on change by delta. The cells must not be shared."""
         self.positions[self._mine(sequence, begin, END)] += delta
-        self._measure(sequence, int(self.begins[sequence]), int(self.ends[sequence]))
+        self._measure(sequence, self.begins[sequence], self.ends[sequence])
 
     def is_shared(self, sequence: int, begin: int) -> bool:
         """Whether any cell at position *begin* or later belongs to another sequence too."""
@@ -131,13 +143,13 @@ class Cells:
     def range_from(self, sequence: int, position: int) -> tuple[int, int]:
         """The tightest [begin, end) that holds the sequence's cells at this position and later ones."""
         if position <= self.firsts[sequence]:
-            return int(self.begins[sequence]), int(self.ends[sequence])
+            return self.begins[sequence], self.ends[sequence]
         found = self._mine(sequence, position, END)
         return int(found[0]), int(found[-1]) + 1
 
     def _mine(self, sequence: int, begin: int, end: int) -> npt.NDArray[np.int64]:
         """The cells of positions [begin, end), in the order of the cells."""
-        low, high = int(self.begins[sequence]), int(self.ends[sequence])
+        low, high = self.begins[sequence], self.ends[sequence]
         positions = self.positions[low:high]
         return low + np.flatnonzero(self.members[sequence, low:high] & (positions >= begin) & (positions < end))
 
@@ -146,14 +158,15 @@ class Cells:
         mine = low + np.flatnonzero(self.members[sequence, low:high])
         positions = self.positions[mine]
         self.lengths[sequence] = len(mine)
-        self.begins[sequence] = mine[0] if len(mine) else 0
-        self.ends[sequence] = mine[-1] + 1 if len(mine) else 0
-        self.firsts[sequence] = positions.min() if len(mine) else 0
-        self.nexts[sequence] = positions.max() + 1 if len(mine) else 0
+        self.begins[sequence] = int(mine[0]) if len(mine) else 0
+        self.ends[sequence] = int(mine[-1]) + 1 if len(mine) else 0
+        self.firsts[sequence] = int(positions.min()) if len(mine) else 0
+        self.nexts[sequence] = int(positions.max()) + 1 if len(mine) else 0
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the arrays contradict each other: a bug here, never the caller's fault."""
         assert self._n_free in (None, np.count_nonzero(self.n_owners == 0)), "the count of free cells is wrong"
+        assert ((self.masks == 0) == self.members).all(), "masks differ from the members"
         assert (self.members.sum(axis=0) == self.n_owners).all(), "owner counts differ from the members"
         assert ((self.positions == FREE) == (self.n_owners == 0)).all(), "a free cell has a position, or a used one none"
         for sequence in range(self.max_sequences):
@@ -168,8 +181,8 @@ class Cells:
                 assert self.nexts[sequence] == positions.max() + 1, f"last position of sequence {sequence}"
 
 
-def _hull(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    return min(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), max(a[3], b[3])
+def _listed(cells: npt.NDArray[np.int64]) -> list[int]:
+    return cells.tolist()  # type: ignore[no-any-return]
 
 
 def padded(value: int, multiple: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from puna.kvcache.cells import padded
 
@@ -14,8 +14,7 @@ PADDING = 256
 MAX_WASTE = 0.25
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """Part of the pool that a group of sequences reads; hashable, since graphs are built for it."""
 
     row: int  # first row of the batch
@@ -26,8 +25,7 @@ class View:
     n_cells: int  # of each sequence
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """The rows [row, end_row) of one sequence, and the cells [begin, end) that they see."""
 
     row: int
@@ -35,21 +33,24 @@ class Range:
     begin: int
     end: int
 
+    def padded(self) -> Range:
+        """As much of the pool as views would read for it."""
+        return Range(self.row, self.end_row, self.begin // PADDING * PADDING, padded(self.end, PADDING))
+
 
 def plan(ranges: Iterable[Range], n_cells: int) -> list[View]:
     """Views that cover all rows in order; n_cells, the size of the pool, is a multiple of PADDING."""
     views: list[View] = []
     lengths: list[int] = []
     for wanted in ranges:
-        begin = wanted.begin // PADDING * PADDING
-        length = padded(wanted.end - begin, PADDING)
-        n_rows = wanted.end_row - wanted.row
+        row, end_row, begin, end = wanted.padded()
+        length, n_rows = end - begin, end_row - row
         merged = _merge(views[-1], lengths, begin, length, n_rows, n_cells) if views else None
         if merged:
             views[-1] = merged
             lengths.append(length)
         else:
-            views.append(View(wanted.row, n_rows, 1, begin, 0, length))
+            views.append(View(row, n_rows, 1, begin, 0, length))
             lengths = [length]
     return views
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from puna.kvcache.batch import batch
 from puna.kvcache.cache import Limits
 from puna.kvcache.causal import CausalCache, NotSupported
-from puna.kvcache.cells import CacheFull
+from puna.kvcache.cells import END, CacheFull
 from puna.kvcache.views import PADDING
 from tests.unit.kvcache.numpy_backend import ArrayBackend
 from tests.unit.kvcache.steps import DIM, HEADS, history, step
@@ -28,6 +28,12 @@ def test_rows_see_themselves_and_what_came_before() -> None:
     cache = make()
     assert step(cache, [(0, 0), (0, 1), (0, 2)]) == [history(0, 0), history(0, 1), history(0, 2)]
     assert step(cache, [(0, 3)]) == [history(0, 3)]
+
+
+def test_a_row_that_fills_a_gap_does_not_see_what_comes_after_it() -> None:
+    cache = make()
+    step(cache, [(0, 0), (0, 1), (0, 5)])
+    assert step(cache, [(0, 3)]) == [{0: 0.0, 1: 1.0, 3: 3.0}]
 
 
 def test_sequences_do_not_see_each_other() -> None:
@@ -87,6 +93,27 @@ def test_a_prefix_is_shared_where_it_lies_when_the_pool_has_no_room_for_a_copy()
     cache.copy_prefix(0, 1, 200)
     assert cache.cells.n_free == 512 - 384
     assert step(cache, [(1, 200)], [5.0]) == [{**history(0, 199), 200: 5.0}]
+
+
+def test_decoding_sees_what_changed_between_its_steps() -> None:
+    """Step after step in the same view, so whatever is kept from one to the next would show."""
+    cache = make(n_ctx=128, n_sequences=2, shift=lambda _layer, keys, _changes: keys)
+    step(cache, [(s, p) for s in (0, 1) for p in range(6)])
+    assert step(cache, [(0, 6), (1, 6)]) == [history(0, 6), history(1, 6)]
+    cache.remove(1, 3)
+    assert step(cache, [(0, 7), (1, 3)], [7.0, 55.0]) == [history(0, 7), {**history(1, 2), 3: 55.0}]
+    cache.remove(0, 1, 3)
+    moved = {0: 0.0, 1: 3.0, 2: 4.0, 3: 5.0, 4: 6.0, 5: 7.0}
+    assert step(cache, [(0, 6), (1, 4)], [66.0, 56.0]) == [{**moved, 6: 66.0}, {**history(1, 2), 3: 55.0, 4: 56.0}]
+    cache.copy_prefix(0, 1, 5)
+    assert step(cache, [(0, 7), (1, 5)], [67.0, 57.0])[1] == {**{p: moved[p] for p in range(5)}, 5: 57.0}
+    cache.cells.remove(1, 0, END)
+    cache.cells.share(1, cache.cells.cells_of(0, 0, 4))
+    assert step(cache, [(0, 8), (1, 4)], [68.0, 58.0])[1] == {**{p: moved[p] for p in range(4)}, 4: 58.0}
+    cache.start_reserve(64)
+    assert cache.foresee(batch([0], [300], [0], [])) is not None
+    assert step(cache, [(0, 9), (1, 5)], [69.0, 59.0])[1] == {**{p: moved[p] for p in range(4)}, 4: 58.0, 5: 59.0}
+    cache.check_integrity()
 
 
 def test_a_full_pool_refuses_a_batch_and_keeps_what_it_has() -> None:
