@@ -192,6 +192,10 @@ def make_broken() -> FakeEngine:
     raise FileFormatError("m.gguf is not a GGUF file")
 
 
+def make_empty() -> FakeEngine:
+    return FakeEngine(status="launched")
+
+
 def make_buggy() -> FakeEngine:
     raise ZeroDivisionError("a bug")
 
@@ -201,7 +205,7 @@ def make_buggy() -> FakeEngine:
     [
         (make_broken, None, "m.gguf is not a GGUF file"),
         (make_buggy, None, "the engine failed to start: ZeroDivisionError: a bug"),
-        (FakeEngine, LoadRequest(options=LoadOptions(n_ctx=2_000_000)), "out of memory"),
+        (make_empty, LoadRequest(options=LoadOptions(n_ctx=2_000_000)), "out of memory"),
     ],
 )
 def test_an_engine_that_cannot_start_shows_in_health(make: Any, load: LoadRequest | None, error: str) -> None:

@@ -250,7 +250,7 @@ def test_threads_that_wait_for_a_core_are_seen(busy: Callable[[], psutil.Process
     must_end.set()
     worker.join()
     assert used.waited is not None
-    assert 0.1 < used.waited < used.wall + 0.1
+    assert 0.1 < used.waited < 2 * used.wall + 0.1  # on a busy machine the thread that measures waits as well
 
 
 def test_own_work_is_nobody_elses() -> None:
