@@ -6,10 +6,12 @@ from typing import Any
 from tests.models.dialect import Translation
 from tests.models.row import Row, TinyFile
 
+# The published base and context: the stretch sets in at pair 8 of 32 and is whole at 18, so that both of YaRN's betas count.
 YARN = {
+    "rope__freq_base": 150000.0,
     "rope__scaling__type": "yarn",
     "rope__scaling__factor": 8.0,
-    "rope__scaling__original_context_length": 256,
+    "rope__scaling__original_context_length": 4096,
 }
 
 

@@ -16,6 +16,14 @@ YARN: dict[str, Any] = {
     "rope__scaling__yarn_beta_slow": 2.0,
 }
 
+# A context so long that the betas which are meant where none are stated tell pairs apart: 15 to 34 of 48.
+NO_BETAS: dict[str, Any] = {
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 16.0,
+    "rope__scaling__original_context_length": 4096,
+    "rope__scaling__yarn_log_multiplier": 1.0,
+}
+
 MISTRAL3 = Row(
     models="Mistral Small 3.1 and 3.2, Ministral 3, text only",
     attends="everything before",
@@ -26,6 +34,7 @@ MISTRAL3 = Row(
         "q8_0": {"dtype": "q8_0"},
         "yarn": {**YARN, "rope__scaling__yarn_log_multiplier": 1.0},
         "yarn-half": {**YARN, "rope__scaling__yarn_log_multiplier": 0.5},
+        "yarn-no-betas": NO_BETAS,
         "temperature": {**YARN, "rope__scaling__yarn_log_multiplier": 1.0, "attention__temperature_scale": 0.5},
         "tied": {"tied": True},
         "experts": {"n_experts": 8, "n_ff": 256, "expert_feed_forward_length": None},
