@@ -63,6 +63,7 @@ class CompatEngine:
 
     def close(self) -> None:
         self.model.close()
+        self.model.file.close()
 
     def __enter__(self) -> Self:
         return self

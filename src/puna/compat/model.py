@@ -63,14 +63,13 @@ class LlamaModel:
         whole_texts: Limits | None = None,
         max_rows: int | None = None,
     ) -> None:
-        """Takes over the file. *max_rows* of one batch may be asked for; by default one for each sequence.
+        """The file must stay open until close. *max_rows* of one batch may be asked for; by default one for each sequence.
 
         *whole_texts* are the limits instead where a text must be in one batch as a whole.
 
         Errors: UnsupportedModel, MissingTensors, FileFormatError, BadRequest, OutOfMemory, LoadError.
         """
         self._stack = ExitStack()
-        self._stack.callback(file.close)
         self.file = file
         self._options = options
         self._abort = AbortFlag()

@@ -32,6 +32,7 @@ from puna.runner.embedding import (
 from puna.runner.foresight import next_batch
 from puna.runner.groups import cut, without
 from puna.runner.load import Loaded, allocate, measure, read_weights
+from puna.runner.model_file import ModelFile
 from puna.runner.request import Request
 from puna.runner.sampling import sample
 from puna.runner.schedule import schedule
@@ -68,7 +69,7 @@ class Engine:
     """``_lock`` guards what other threads see: the waiting requests, who is in the step, the state."""
 
     def __init__(self, model_path: Path, new_engine: bool | None = None) -> None:
-        self._path = model_path
+        self._file = ModelFile(model_path)
         self._new_engine = new_engine  # which engine must be used; None: whichever supports the file
         self._lock = threading.Lock()
         self._load_lock = threading.Lock()
@@ -119,14 +120,14 @@ class Engine:
                 raise BadRequest("model already loaded")
             try:
                 if request.operation == "fit":
-                    memory, choice = measure(self._path, request.options, self._new_engine)
+                    memory, choice = measure(self._file, request.options, self._new_engine)
                     return LoadReply(success=True, memory=memory, engine=choice.engine, engine_reason=choice.reason)
                 return self._allocate(request)
             except OutOfMemory as error:
                 return LoadReply(success=False, error=str(error))
 
     def _allocate(self, request: LoadRequest) -> LoadReply:
-        loaded = allocate(self._path, request.options, self._new_engine)
+        loaded = allocate(self._file, request.options, self._new_engine)
         reply = LoadReply(
             success=True,
             memory=loaded.memory(),
@@ -399,6 +400,7 @@ class Engine:
         self._running.clear()
         if self._loaded:
             self._loaded.close()
+        self._file.close()
         self._loaded, self._slots, self._thread = None, None, None
         self._health = Health(status="launched")
         self._is_closing = False

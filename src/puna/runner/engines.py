@@ -68,32 +68,31 @@ class Opened:
         self.backend.close()
 
 
-def open_file(path: Path, options: LoadOptions, n_threads: int, new_engine: bool | None = None) -> Opened:
-    """By the engine that is chosen, which the log names with the reason.
+def open_file(file: GGUFFile, options: LoadOptions, n_threads: int, new_engine: bool | None = None) -> Opened:
+    """By the engine that is chosen, which the log names with the reason. The file must stay open as long as what is returned.
 
     Errors: UnsupportedModel, FileFormatError, MissingTensors, BadRequest, LoadError; OutOfMemory.
     """
-    with GGUFFile.open(path) as file:
-        choice = choose(file.architecture, new_engine)
+    choice = choose(file.architecture, new_engine)
     refusal: UnsupportedModel | MissingTensors | None = None
     if choice.engine == "puna":
         try:
-            return _said(path, _open_with_puna(path, options, n_threads, choice))
+            return _said(file, _open_with_puna(file, options, n_threads, choice))
         except (UnsupportedModel, MissingTensors) as error:
             if choice.is_forced:
                 raise
-            refusal, choice = error, Choice("compat", str(error).removeprefix(f"{path}: "))
+            refusal, choice = error, Choice("compat", str(error).removeprefix(f"{file.path}: "))
     try:
-        return _said(path, _open_with_libllama(path, options, n_threads, choice))
+        return _said(file, _open_with_libllama(file, options, n_threads, choice))
     except PunaError:
         if isinstance(refusal, MissingTensors):
             raise refusal from None  # it names all that are missing, not only the first
         raise
 
 
-def _said(path: Path, opened: Opened) -> Opened:
+def _said(file: GGUFFile, opened: Opened) -> Opened:
     name = {"puna": "Puna's engine", "compat": "libllama"}[opened.choice.engine]
-    log.info("%s runs on %s: %s", path.name, name, opened.choice.reason)
+    log.info("%s runs on %s: %s", Path(file.path).name, name, opened.choice.reason)
     return opened
 
 
@@ -116,10 +115,10 @@ def _limits_of_whole_texts(limits: Limits, options: LoadOptions) -> Limits:
     return Limits(max(options.n_parallel, MAX_TEXTS), limits.n_ctx, n_batch, n_batch)
 
 
-def _open_with_puna(path: Path, options: LoadOptions, n_threads: int, choice: Choice) -> Opened:
+def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice: Choice) -> Opened:
     facts = verdict()
     backend = GGMLBackend(
-        path,
+        file,
         n_threads=n_threads,
         layers=options.gpu_layers,
         use_mmap=options.use_mmap,
@@ -129,12 +128,12 @@ def _open_with_puna(path: Path, options: LoadOptions, n_threads: int, choice: Ch
     )
     try:
         facts.require_plain({kind.ggml_name for kind in backend.tensor_types})
-        limits = _limits(backend.file, options)
-        model = open_model(backend.file, backend, limits.n_ctx)
-        pooling = pooling_of(backend.file)
+        limits = _limits(file, options)
+        model = open_model(file, backend, limits.n_ctx)
+        pooling = pooling_of(file)
         if pooling is not Pooling.NONE and not can_pool(model, pooling):
             what = "scores" if pooling is Pooling.RANK else "embeddings"
-            raise UnsupportedModel(f"{path}: {what} of a {backend.file.architecture} model are not supported yet")
+            raise UnsupportedModel(f"{file.path}: {what} of a {file.architecture} model are not supported yet")
         if isinstance(model, Encoder):
             limits = _limits_of_whole_texts(limits, options)
         cache = model.make_cache(backend, limits, _CACHE_TYPES[options.kv_cache_type])
@@ -155,27 +154,22 @@ def _open_with_puna(path: Path, options: LoadOptions, n_threads: int, choice: Ch
     return Opened(choice, backend, cache, forward, limits, model.n_vocab, pooling, isinstance(model, Encoder), measure, allocate)
 
 
-def _open_with_libllama(path: Path, options: LoadOptions, n_threads: int, choice: Choice) -> Opened:
+def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, choice: Choice) -> Opened:
     facts = verdict()
-    file = GGUFFile.open(path)
-    try:
-        types = {tensor.type.ggml_name for tensor in file.tensors.values()}
-        facts.require_plain(types)
-        limits = _limits(file, options)
-        pooling = pooling_of(file)
-        wanted = LlamaOptions(
-            n_threads=n_threads,
-            cache_type=int(_CACHE_TYPES[options.kv_cache_type]),
-            pooling=int(pooling),
-            flash_attention=options.flash_attention,
-            use_mmap=options.use_mmap,
-            use_repacking=all(facts.allows(kind, name) for kind in facts.buffer_types for name in types),
-            layers=options.gpu_layers,
-            adapters=options.adapters,
-        )
-    except BaseException:
-        file.close()
-        raise
+    types = {tensor.type.ggml_name for tensor in file.tensors.values()}
+    facts.require_plain(types)
+    limits = _limits(file, options)
+    pooling = pooling_of(file)
+    wanted = LlamaOptions(
+        n_threads=n_threads,
+        cache_type=int(_CACHE_TYPES[options.kv_cache_type]),
+        pooling=int(pooling),
+        flash_attention=options.flash_attention,
+        use_mmap=options.use_mmap,
+        use_repacking=all(facts.allows(kind, name) for kind in facts.buffer_types for name in types),
+        layers=options.gpu_layers,
+        adapters=options.adapters,
+    )
     model = LlamaModel(file, limits, wanted, whole_texts=_limits_of_whole_texts(limits, options))
     if model.sees_whole_text and pooling not in (Pooling.NONE, Pooling.RANK):
         pooling = Pooling.CLS  # libllama has pooled: each row stands for its text

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from puna.engines import Choice
 from puna.errors import BadRequest, FileFormatError
 from puna.native import cpu
 from puna.runner.accounting import with_host
 from puna.runner.engines import SEQUENCES_PER_REQUEST, Opened, open_file
+from puna.runner.model_file import ModelFile
 from puna.runner.threads import Threads
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import LoadOptions, MemoryReport
@@ -45,10 +45,6 @@ class Loaded(Opened):
         yield
         self.threads.note(n_tokens, time.monotonic() - began)
 
-    def close(self) -> None:
-        super().close()
-        self.tokenizer.close()
-
 
 def n_threads(options: LoadOptions) -> int:
     """As asked for, else one per physical core that this process may use."""
@@ -73,33 +69,34 @@ def check(options: LoadOptions) -> None:
         raise BadRequest(f"kv_cache_type {options.kv_cache_type} needs flash_attention")
 
 
-def measure(path: Path, options: LoadOptions, new_engine: bool | None = None) -> tuple[MemoryReport, Choice]:
+def measure(file: ModelFile, options: LoadOptions, new_engine: bool | None = None) -> tuple[MemoryReport, Choice]:
     """What a load would take, and the engine; nothing is allocated.
 
     Errors: as allocate.
     """
     check(options)
-    opened = open_file(path, options, n_threads(options), new_engine)
+    opened = open_file(file.head(), options, n_threads(options), new_engine)
     try:
         return with_host(opened.measure(), opened), opened.choice
     finally:
         opened.close()
 
 
-def allocate(path: Path, options: LoadOptions, new_engine: bool | None = None) -> Loaded:
-    """All memory, and the vocabulary; the weights are still to be read.
+def allocate(file: ModelFile, options: LoadOptions, new_engine: bool | None = None) -> Loaded:
+    """All memory, and the vocabulary; the weights are still to be read. The file must stay open as long as what is returned.
 
     Errors: OutOfMemory, UnsupportedModel, FileFormatError, MissingTensors, BadRequest, LoadError.
     """
     check(options)
-    opened = open_file(path, options, n_threads(options), new_engine)
+    opened = open_file(file.head(), options, n_threads(options), new_engine)
     try:
         opened.allocate()
-        tokenizer = Tokenizer(path)
+        tokenizer = file.tokenizer()
         if tokenizer.n_tokens > opened.n_vocab:
             # A token without an embedding would end the process inside the library.
-            tokenizer.close()
-            raise FileFormatError(f"{path}: {tokenizer.n_tokens} tokens in the vocabulary, {opened.n_vocab} in token_embd.weight")
+            raise FileFormatError(
+                f"{file.path}: {tokenizer.n_tokens} tokens in the vocabulary, {opened.n_vocab} in token_embd.weight"
+            )
         threads = Threads(n_threads(options), cpu.usable_cores()) if options.n_threads == 0 else None
         return Loaded(**vars(opened), tokenizer=tokenizer, threads=threads)
     except BaseException:

@@ -32,12 +32,14 @@ _CLEAR_BELOW_BYTES = 64 << 20
 class GGMLBackend:
     """Layers go to the devices that *layers* names, all others to the CPU.
 
+    A file that is open already stays open when the backend is closed.
+
     *allows* may veto a special buffer type for a tensor type: ``allows("CPU_REPACK", "q4_K")``.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        file: str | Path | GGUFFile,
         *,
         n_threads: int,
         layers: Sequence[DeviceLayers] = (),
@@ -54,14 +56,14 @@ class GGMLBackend:
         self._schedulers: dict[int, int] = {}
         self._arenas: dict[int, npt.NDArray[np.uint8]] = {}
         with ExitStack() as stack:  # what is open by then is closed again when a later step fails
-            self.file = stack.enter_context(GGUFFile.open(path))
+            self.file = file if isinstance(file, GGUFFile) else stack.enter_context(GGUFFile.open(file))
             self.n_layers = self.file.metadata.integer("block_count")
             self._assignment = self._assign(layers)
             used = {d.address: d for d in self._assignment}
             self.devices = [d for d in devices() if d.is_cpu or d.address in used]
 
-            def place(file: GGUFFile) -> Weights:
-                return Weights(file, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
+            def place(opened: GGUFFile) -> Weights:
+                return Weights(opened, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
 
             self._weights = place(self.file)
             stack.callback(self._weights.close)

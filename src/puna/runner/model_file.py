@@ -1,0 +1,55 @@
+"""What was read of the model's file: its head and its vocabulary, kept from one step of a load to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from puna.gguf.reader import GGUFFile
+from puna.tokenizer.tokenizer import Tokenizer
+
+
+class ModelFile:
+    """A load asks several times about one file; with a large vocabulary it takes a while to read. What is returned here
+    stays open until the file is found to have changed, or until close.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._state: tuple[int, ...] = ()
+        self._head: GGUFFile | None = None
+        self._tokenizer: Tokenizer | None = None
+
+    def head(self) -> GGUFFile:
+        """As the file is now. To be called when nothing uses an earlier one any more.
+
+        Errors: NotFound, FileFormatError.
+        """
+        state = self._seen()
+        if self._head is None or state != self._state:
+            self.close()
+            # Looked at before it is read: if it changes in between, the next look tells.
+            self._state, self._head = state, GGUFFile.open(self.path)
+        return self._head
+
+    def tokenizer(self) -> Tokenizer:
+        """Of the file that head has returned last.
+
+        Errors: FileFormatError without a vocabulary.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self.path)
+        return self._tokenizer
+
+    def _seen(self) -> tuple[int, ...]:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return ()  # opening it says why
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def close(self) -> None:
+        if self._head is not None:
+            self._head.close()
+        if self._tokenizer is not None:
+            self._tokenizer.close()
+        self._state, self._head, self._tokenizer = (), None, None
