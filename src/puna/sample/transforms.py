@@ -17,6 +17,7 @@ Doubles = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+GREATEST = float(np.finfo(np.float32).max)
 BLOCK = 48  # elements under one maximum when the best k are looked for; anything from 16 to 64 is as fast
 
 
@@ -57,8 +58,8 @@ def top_k(row: Floats, k: int) -> Ids:
     """The k greatest logits' indices, greatest first; fewer when fewer are above -inf. k <= 0: all.
 
     Exact without sorting the row: each of the k greatest block maxima is an element, so the k-th of them bounds the
-    k-th element from below, and one comparison finds all that can belong to the answer. Blocks are strided (elements
-    i, i + n, i + 2n, ...), which makes their maxima a few vector operations on whole lines.
+    k-th element from below, and whatever belongs to the answer is in a block whose maximum is not below that. Blocks are
+    strided (elements i, i + n, i + 2n, ...), which makes their maxima a few vector operations on whole lines.
     """
     n = len(row)
     k = n if k <= 0 else min(k, n)
@@ -68,10 +69,11 @@ def top_k(row: Floats, k: int) -> Ids:
         if np.isnan(maxima.max()):
             return top_k(without_nan(row), k)
         bound = np.partition(maxima, n_blocks - k)[n_blocks - k]
+        ids = _not_below(bound, row, maxima) if bound > -np.inf else np.flatnonzero(row > -np.inf)
     else:
         row = without_nan(row)
         bound = np.partition(row, n - k)[n - k]
-    ids = np.flatnonzero(row >= bound) if bound > -np.inf else np.flatnonzero(row > -np.inf)
+        ids = np.flatnonzero(row >= bound) if bound > -np.inf else np.flatnonzero(row > -np.inf)
     values = row[ids]
     if len(ids) > 2 * k + 64:  # many equal logits, or blocks that hold several of the best
         bound = np.partition(values, len(ids) - k)[len(ids) - k]
@@ -80,6 +82,15 @@ def top_k(row: Floats, k: int) -> Ids:
         ids, values = ids[keep], values[keep]
     chosen: Ids = ids[descending(values)[:k]]
     return chosen
+
+
+def _not_below(bound: np.float32, row: Floats, maxima: Floats) -> Ids:
+    """Indices, ascending, of what is at least *bound* in the row; maxima are those of its blocks."""
+    n = len(maxima)
+    blocks = np.flatnonzero(maxima >= bound)
+    whole, rest = row[: n * BLOCK].reshape(BLOCK, n), row[n * BLOCK :]
+    lines, columns = np.divmod(np.flatnonzero(whole.take(blocks, axis=1) >= bound), len(blocks))
+    return np.concatenate([lines * n + blocks[columns], n * BLOCK + np.flatnonzero(rest >= bound)])
 
 
 def penalize(
@@ -107,8 +118,8 @@ def softmax(logits: Floats | Doubles, temperature: Doubles | float = 1.0) -> Dou
     The maximum is subtracted first, so neither great logits nor a tiny temperature can overflow. +inf counts as the
     greatest finite number. Every row needs one element above -inf.
     """
-    x = np.minimum(logits.astype(np.float64), float(np.finfo(np.float32).max))
-    x -= x.max(axis=1, keepdims=True)
+    x = np.minimum(logits, GREATEST, dtype=np.float64)
+    x -= np.maximum.reduce(x, axis=1, keepdims=True)
     x /= np.reshape(temperature, (-1, 1))
     np.exp(x, out=x)
     x /= x.cumsum(axis=1)[:, -1:]
@@ -121,10 +132,8 @@ def keep_top_p(probs: Doubles, p: Doubles) -> Mask:
     At least one is kept; from p = 1 on, all.
     """
     total = probs.cumsum(axis=1)
-    before = np.zeros_like(total)
-    before[:, 1:] = total[:, :-1]
-    p = p[:, None]
-    keep: Mask = (before <= p) | (p >= 1)
+    keep = np.ones(probs.shape, np.bool_)
+    np.less_equal(total[:, :-1], np.where(p < 1, p, np.inf)[:, None], out=keep[:, 1:])
     return keep
 
 
