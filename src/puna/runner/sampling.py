@@ -38,8 +38,8 @@ def sample(logits: Floats, requests: Sequence[Request]) -> None:
             continue
         free.append(request)
         given.append(row)
-        rows.append(without(row, request.banned_tokens) if allowed is None else masked(row, allowed))
-    ready += zip(free, given, sample_batch(rows, [request.sampler for request in free]), strict=True)
+        rows.append(row if allowed is None else masked(row, allowed))
+    ready += zip(free, given, _choose(rows, free), strict=True)
     for request, row, token in ready:
         if isinstance(token, SampleError):
             request.fail(token)
@@ -48,6 +48,19 @@ def sample(logits: Floats, requests: Sequence[Request]) -> None:
     constrained = [r.matcher for r in requests if r.matcher is not None and not r.is_done]
     if constrained:
         start_masks(constrained)
+
+
+def _choose(rows: Sequence[Floats], requests: Sequence[Request]) -> list[int | SampleError]:
+    """A token of each row that is not banned.
+
+    Bans copy the row, and the greatest logit is seldom a banned token's: who is greedy gets them only then.
+    """
+    allowed = [row if r.sampler.is_greedy else without(row, r.banned_tokens) for row, r in zip(rows, requests, strict=True)]
+    tokens = sample_batch(allowed, [request.sampler for request in requests])
+    for i, request in enumerate(requests):
+        if tokens[i] in request.banned_tokens:
+            (tokens[i],) = sample_batch([without(rows[i], request.banned_tokens)], [request.sampler])
+    return tokens
 
 
 def without(row: Floats, banned: frozenset[int]) -> Floats:

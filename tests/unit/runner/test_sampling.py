@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from tests.unit.sample.vocabulary import WordTokenizer
 
 from puna.runner.request import Request
@@ -37,6 +38,18 @@ def test_who_ignores_the_end_gets_another_token_in_its_place() -> None:
     assert isinstance(reply[-1], Done)
     assert reply[-1].reason == "stop"
     assert np.array_equal(logits, before)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"top_k": 1}, {"temperature": 0, "repeat_penalty": 1.5}, {"top_k": 2}])
+def test_a_ban_leaves_the_choice_among_all_others(options: dict[str, float]) -> None:
+    """The end is the likeliest at every step, then "x", which penalties make less likely than "b" once it was seen."""
+    request, said = ask(prompt="y", ignore_eos=True, sampling=SamplingOptions(**{"seed": 1, **options}))  # type: ignore[arg-type]
+    row = np.full((1, TOKENIZER.n_tokens), -20, np.float32)
+    row[0, [TOKENIZER.end, ord("x"), ord("b")]] = 40, 30, 20
+    for _ in range(3):
+        sample(row, [request])
+    text = "".join(piece.content for piece in said if isinstance(piece, Piece))
+    assert text == ("xbx" if "repeat_penalty" in options else "xxx")
 
 
 def test_a_forced_token_is_not_chosen_by_the_model() -> None:
