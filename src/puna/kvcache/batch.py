@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ class Encoded:
     n_rows: int
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows of one step; the rows of a sequence stand together, in the order of their positions.
 
     Shapes: tokens, positions, sequences int32 [n]; outputs int32 [m], the rows whose logits are wanted, ascending.
@@ -56,7 +55,7 @@ def batch(
     encoded: Sequence[Encoded] = (),
 ) -> Batch:
     """From anything that numpy takes."""
-    a, b, c, d = (np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs))
+    a, b, c, d = [np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs)]
     return Batch(a, b, c, d, tuple(spans), tuple(encoded))
 
 

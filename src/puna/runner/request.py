@@ -67,7 +67,7 @@ class Request:
 
     @property
     def progress(self) -> Progress:
-        return Progress(self.n_computed, len(self.tokens), groups=self.groups)
+        return Progress(self.n_computed, len(self.tokens), 0, self.groups)
 
     def start(self) -> None:
         self._started = time.perf_counter_ns()

@@ -7,7 +7,7 @@ decodes is one token behind, a new prompt is far behind.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from puna.runner.groups import Group, whole
 
@@ -15,8 +15,7 @@ from puna.runner.groups import Group, whole
 MIXED_TOKENS = 128
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """One request as the scheduler sees it."""
 
     n_computed: int

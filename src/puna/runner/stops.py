@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from puna.runner.admission import LOOKAHEAD
 from puna.runner.request import Request
@@ -22,4 +21,4 @@ def stopping(request: Request, waiting: Sequence[list[int]], prompt_tail: int) -
     stops = [*common, request.n_prompt - prompt_tail]
     # A step costs time, so it should spare at least as many tokens as a copy does.
     n_stop = min((n for n in stops if n >= request.n_computed + MIN_COPY_GAIN), default=0)
-    return replace(request.progress, n_stop=n_stop)
+    return request.progress._replace(n_stop=n_stop)
