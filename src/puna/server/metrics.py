@@ -133,6 +133,7 @@ class Generation:
         self._model = model
         self._began = began_ns / 1e9
         self._last_piece = 0.0
+        self._gap = metrics.gap.labels(model)  # to find it takes longer than to observe
         self._is_placed = False
         self.is_done = False
         metrics.waiting.labels(model).inc()
@@ -147,7 +148,7 @@ class Generation:
     def piece(self) -> None:
         now = time.monotonic()
         if self._last_piece:
-            self._metrics.gap.labels(self._model).observe(now - self._last_piece)
+            self._gap.observe(now - self._last_piece)
         else:
             self._metrics.first_token.labels(self._model).observe(now - self._began)
         self._last_piece = now
