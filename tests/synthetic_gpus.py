@@ -9,7 +9,7 @@ only hardware has: kernels of its own, memory that a driver moves about, copies 
 of ``name:MiB``, for integrated ones ``name:MiB:i``, and for those that really have less ``name:MiB:really=MiB``. Further
 words: ``library=CUDA`` for the name of another library, ``at=0000-c1-00.0`` for a place on the bus (``-`` for ``:``), and
 ``crash=start`` (``alloc``, ``write``) for a driver that ends the process when a backend is made, memory is taken or a weight
-is written.
+is written; with ``crash=open`` it does so at once, unless CUDA_VISIBLE_DEVICES is -1: then it shows no device.
 SYNTHETIC_GPUS_FOLDER is where processes note what they have taken.
 
 The structs are those of ggml-backend-impl.h, ggml 0.25.3.
@@ -214,6 +214,11 @@ def from_environment() -> list[SyntheticGPU]:
     for text in os.environ["SYNTHETIC_GPUS"].split(","):
         name, mebibytes, *rest = text.split(":")
         given = dict(word.split("=") for word in rest if word != "i")
+        if given.get("crash") == "open":
+            if os.environ.get("CUDA_VISIBLE_DEVICES") != "-1":
+                os.write(2, CRASH)
+                os.abort()
+            continue
         found.append(
             SyntheticGPU(
                 name,

@@ -11,9 +11,10 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ import pytest
 import uvloop
 
 from puna.llm.discovery import Machine
+from puna.llm.launch import Launcher
 from puna.llm.runner import Runner
 from puna.server.app import create_app, make_server
 from puna.server.scheduler import Scheduler
@@ -58,21 +60,23 @@ class Place:
 
 @contextmanager
 def serving(folder: Path, gpus: str, *, engine: str = "1", **given: Any) -> Iterator[Place]:
-    """With Puna's engine, or libllama when *engine* is "0"."""
+    """With Puna's engine, or libllama when *engine* is "0". Runners are started as the server's launcher starts them."""
     notes = folder / "notes"
     notes.mkdir(exist_ok=True)
     environ = {**os.environ, "SYNTHETIC_GPUS": gpus, "SYNTHETIC_GPUS_FOLDER": str(notes), "PYTHONPATH": str(ROOT)}
     environ["OLLAMA_NEW_ENGINE"] = engine
 
-    async def launch(path: Path) -> Runner:
-        return await Runner.start([*COMMAND, "runner", "--model", str(path), "--port", "0"], environ=environ)
+    async def start(path: Path, more: Mapping[str, str] = MappingProxyType({})) -> Runner:
+        return await Runner.start([*COMMAND, "runner", "--model", str(path), "--port", "0"], environ={**environ, **more})
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
         settings = Settings(host=Address(port=port), models=folder / "models", num_parallel=1, **given)
         env = ["env", *(f"{name}={environ[name]}" for name in ("SYNTHETIC_GPUS", "SYNTHETIC_GPUS_FOLDER", "PYTHONPATH"))]
-        scheduler = Scheduler(settings, launch, Machine([*env, *COMMAND, "discover"]))
-        server = make_server(create_app(settings, Store(settings.models), scheduler), settings)
+        machine = Machine([*env, *COMMAND, "discover"])
+        launcher = Launcher(start=start, machine=machine, start_with=start)
+        scheduler = Scheduler(settings, launcher.launch, machine)
+        server = make_server(create_app(settings, Store(settings.models), scheduler, launcher), settings)
         thread = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listener])))
         thread.start()
         try:
@@ -230,3 +234,18 @@ def test_libllama_s_driver_may_crash_too(
         assert place.ask(models[0]) == answers[0]
         assert place.share(models[0]) == 0
     assert "on SIM0 has crashed its runner" in caplog.text
+
+
+def test_a_driver_that_ends_every_process_costs_its_gpus_alone(
+    models: list[Path], answers: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Runners would open it, too, wherever their layers are. A library that needs no such driver is used as before."""
+    with serving(tmp_path, f"{gpu('CUDA0', 300, 'library=CUDA', 'crash=open')},{gpu('SIM0', 90)}") as place:
+        for model, answer in zip(models, answers, strict=True):
+            assert place.ask(model) == answer
+            assert set(place.loaded()) == {model.name}  # the free memory is asked for, so the other has left
+            assert place.share(model) == 1.0
+        assert (taken_on(tmp_path, "CUDA0"), taken_on(tmp_path, "SIM0") > 0) == (0, True)
+    told = "GPUs of CUDA, ROCm and Vulkan are not used: the search for devices ended with signal 6: SIM error"
+    assert told in caplog.text
+    assert "is not known" not in caplog.text

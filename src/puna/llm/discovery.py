@@ -1,7 +1,8 @@
 """What models can be loaded on: the devices of this machine, found by a process that may crash or hang without harm.
 
 ``Machine`` remembers them. Where there are GPUs their free memory is asked for again before each load; the memory of
-the host is read here.
+the host is read here. A driver that ends every process that opens the tensor library would end runners, too: where the
+search fails, and succeeds with drivers told to show nothing, runners are started that way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
 
 from puna import host, wire
 from puna.errors import BadRequest
@@ -24,6 +28,13 @@ COMMAND = (sys.executable, "-P", "-m", "puna", "discover")
 TIMEOUT_S = 30.0  # drivers that start a GPU from sleep take seconds
 REFRESH_TIMEOUT_S = 10.0
 RETRY_S = 300.0  # a machine that could not be looked at is not looked at again for so long
+# The environment in which CUDA and HIP show no GPU, and ggml does not open Vulkan.
+WITHOUT_DRIVERS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "-1"),
+        "GGML_DISABLE_VULKAN": "1",
+    }
+)
 _SHOWN_STDERR_CHARS = 500
 _GENERAL_LIBRARIES = ("Vulkan",)  # drive hardware that others drive better
 _GIB = 1 << 30
@@ -70,8 +81,10 @@ def look_once(command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) ->
     return parse(done.returncode, done.stdout, done.stderr)
 
 
-async def look(command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) -> wire.Discovery:
-    """Never raises but for a cancellation, and leaves no process behind."""
+async def look(
+    command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S, environ: Mapping[str, str] = MappingProxyType({})
+) -> wire.Discovery:
+    """With *environ* over this process's. Never raises but for a cancellation, and leaves no process behind."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
@@ -80,7 +93,7 @@ async def look(command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) -
             stdout=pipe,
             stderr=pipe,
             start_new_session=True,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            env={**os.environ, **environ, "GGML_NO_BACKTRACE": "1"},
         )
     except OSError as error:
         return _not_started(error)
@@ -106,7 +119,12 @@ def _not_started(error: OSError) -> wire.Discovery:
 
 
 class Machine:
-    """The devices of this machine; one search at a time."""
+    """The devices of this machine; one search at a time.
+
+    *environ* is for runners, over the server's own: what keeps them from drivers that end processes, if any do.
+    """
+
+    environ: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = command
@@ -124,25 +142,42 @@ class Machine:
         async with self._lock:
             now = asyncio.get_running_loop().time()
             if self._found is None or (self._found.error and now - self._looked_at > RETRY_S):
-                self._found = await look(self._command)
+                self._found = await self._search()
                 self._looked_at = asyncio.get_running_loop().time()
                 log.info("%s", described(self._found, self.memory()))
                 if self._found.error:
-                    log.warning("no GPU will be used: %s", self._found.error)
+                    what = "GPUs of CUDA, ROCm and Vulkan are not used" if self.environ else "no GPU will be used"
+                    log.warning("%s: %s", what, self._found.error)
             return self._found
+
+    async def _search(self) -> wire.Discovery:
+        found = await look(self._command)
+        self.environ = MappingProxyType({})
+        if not found.error:
+            return found
+        rest = await look(self._command, environ=WITHOUT_DRIVERS)
+        if rest.error:
+            return found
+        self.environ = WITHOUT_DRIVERS
+        own_filters = {name: os.environ[name] for name in rest.filters if name in os.environ}
+        return msgspec.structs.replace(rest, error=found.error, filters=own_filters)
 
     async def refresh(self) -> bool:
         """Ask GPUs anew for their free memory; False when they did not tell."""
-        await self.look()
+        known = await self.look()
         if not self.gpus:
             return True
         async with self._lock:
-            found = await look(self._command, REFRESH_TIMEOUT_S)
+            found = await look(self._command, REFRESH_TIMEOUT_S, self.environ)
             if found.error:
                 log.warning("the free memory of GPUs is not known: %s", found.error)
                 return False
-            self._found = found
+            self._found = msgspec.structs.replace(found, error=known.error, filters=known.filters)
             return True
+
+    def forget(self) -> None:
+        """What was found may no longer be true: the next look is a new search."""
+        self._found = None
 
     def memory(self) -> host.Memory:
         return host.memory()

@@ -1,5 +1,6 @@
 """Starts the runner process of a load: from the spare if there is one, and not at once if the last ones crashed in a row.
 
+Where drivers end every process that opens them, the search for devices has found that out: runners are kept from them.
 Whether and when a model is loaded is the scheduler's business, and what it is loaded with.
 """
 
@@ -7,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from puna.errors import Overloaded
+from puna.errors import LoadError, Overloaded
+from puna.llm.discovery import Machine
 from puna.llm.runner import Runner, command_for
 from puna.llm.spare import Spare
 
@@ -63,12 +66,28 @@ async def start(model_path: Path) -> Runner:
     return await Runner.start(command_for(model_path))
 
 
-class Launcher:
-    """Belongs to one event loop. *start* is used where there is no spare."""
+async def start_with(model_path: Path, environ: Mapping[str, str]) -> Runner:
+    return await Runner.start(command_for(model_path), environ={**os.environ, **environ})
 
-    def __init__(self, spare: Spare | None = None, start: Callable[[Path], Awaitable[Runner]] = start) -> None:
+
+class Launcher:
+    """Belongs to one event loop. *start* is used where there is no spare.
+
+    *start_with* is used where *machine* has an environment for runners.
+    """
+
+    def __init__(
+        self,
+        spare: Spare | None = None,
+        start: Callable[[Path], Awaitable[Runner]] = start,
+        *,
+        machine: Machine | None = None,
+        start_with: Callable[[Path, Mapping[str, str]], Awaitable[Runner]] = start_with,
+    ) -> None:
         self.spare = spare
+        self.machine = machine
         self._start = start
+        self._start_with = start_with
         self._backoff = Backoff()
         self._endings: dict[Path, str] = {}  # how the last runner of a model ended that crashed
         self._watching: set[asyncio.Task[None]] = set()
@@ -84,12 +103,45 @@ class Launcher:
                 raise Overloaded(report)
             log.warning("%s", report)
             await asyncio.sleep(pause_s)
-        runner = await (self.spare.launch(model_path) if self.spare else self._start(model_path))
+        runner = await self._process_for(model_path)
         log.info("runner %d is to run %s", runner.pid, model_path.name)
         task = asyncio.create_task(self._watch(model_path, runner), name=f"end of runner {runner.pid}")
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
         return runner
+
+    async def _process_for(self, model_path: Path) -> Runner:
+        if self.machine is None:
+            return await self._usual_process_for(model_path)
+        if self.machine.environ:
+            await self.machine.look()  # drivers may be sound again
+        if not self.machine.environ:
+            runner = await self._usual_process_unless_drivers_end_it(model_path, self.machine)
+            if runner is not None:
+                return runner
+        return await self._start_with(model_path, self.machine.environ)
+
+    async def _usual_process_unless_drivers_end_it(self, model_path: Path, machine: Machine) -> Runner | None:
+        """Started while the search for devices may still be on: the load cannot do without it, and this takes time, too."""
+        try:
+            runner = await self._usual_process_for(model_path)
+        except LoadError:
+            await machine.look()
+            if not machine.environ:
+                raise
+            return None
+        try:
+            await machine.look()
+        except BaseException:
+            await runner.close()
+            raise
+        if not machine.environ:
+            return runner
+        await runner.close()
+        return None
+
+    async def _usual_process_for(self, model_path: Path) -> Runner:
+        return await (self.spare.launch(model_path) if self.spare else self._start(model_path))
 
     async def _watch(self, model_path: Path, runner: Runner) -> None:
         ending = await runner.ending()

@@ -75,6 +75,10 @@ class Admission:
                     if not (wish.must_be_full if lacks_gpus else wish.without_swap):
                         raise
                     log.info("%s; other models make room", error)
+                except RunnerDied:
+                    if not is_fresh:  # what ended the search may have ended the runner
+                        self.machine.forget()
+                    raise
                 await self._make_room(others, lacks_gpus)
 
     async def read_weights(self, runner: Runner, reply: wire.LoadReply) -> None:

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute
 
 from puna import __version__
 from puna.errors import PunaError
+from puna.llm.discovery import Machine
 from puna.llm.launch import Launcher
 from puna.llm.spare import Spare
 from puna.server import errors, openapi
@@ -131,7 +132,7 @@ def serve(settings: Settings, launch: Launch | None = None) -> None:
 
     Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
-    launcher = Launcher(Spare() if settings.warm_spare and launch is None else None)
+    launcher = Launcher(Spare() if settings.warm_spare and launch is None else None, machine=Machine())
     log_to_stderr(settings)
     check_exposure(settings)
     with _listen(settings) as listener:
@@ -147,7 +148,7 @@ async def serve_on(listener: socket.socket, settings: Settings, launcher: Launch
 
 def _make(settings: Settings, listener: socket.socket, launcher: Launcher, launch: Launch) -> uvicorn.Server:
     store = Store(settings.models, keep_unused=settings.no_prune)
-    app = create_app(settings, store, Scheduler(settings, launch), launcher)
+    app = create_app(settings, store, Scheduler(settings, launch, launcher.machine or Machine()), launcher)
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)
     return make_server(app, settings)

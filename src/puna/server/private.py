@@ -11,6 +11,7 @@ import socket
 
 import uvloop
 
+from puna.llm.discovery import Machine
 from puna.llm.launch import Launcher
 from puna.llm.spare import Spare
 from puna.settings import Settings
@@ -22,7 +23,7 @@ def serve(settings: Settings, listener: socket.socket, *, expects_model: bool) -
 
 
 async def _serve(settings: Settings, listener: socket.socket, *, has_spare: bool) -> None:
-    launcher = Launcher(Spare(refill=False) if has_spare else None)
+    launcher = Launcher(Spare(refill=False) if has_spare else None, machine=Machine())
     launcher.open()
     await asyncio.sleep(0)  # the process is there after the first step of the task that starts it
     from puna.server.app import serve_on

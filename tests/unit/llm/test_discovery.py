@@ -148,15 +148,55 @@ def test_a_gpu_that_does_not_answer_later_is_still_there(tmp_path: Path) -> None
     uvloop.run(scenario())
 
 
+def test_what_was_found_is_searched_for_anew_when_it_is_doubted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        machine = Machine(counting(tmp_path, f"print({found()!r})"))
+        await machine.look()
+        machine.forget()
+        assert machine.gpus is None
+        await machine.look()
+        assert runs(tmp_path) == 2
+
+    uvloop.run(scenario())
+
+
 def test_a_failed_search_is_repeated_but_not_for_every_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         machine = Machine(counting(tmp_path, "import os; os.abort()"))
         for _ in range(3):
             await machine.look()
-        assert runs(tmp_path) == 1
+        assert runs(tmp_path) == 2  # the second without drivers
+        assert not machine.environ  # they are not to blame
         monkeypatch.setattr(discovery, "RETRY_S", 0.0)
         await machine.look()
-        assert runs(tmp_path) == 2
+        assert runs(tmp_path) == 4
+
+    uvloop.run(scenario())
+
+
+def test_a_driver_that_ends_every_process_is_kept_from_runners_until_it_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the machine is known all the same, and what the user has hidden is told as before."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(discovery, "RETRY_S", 0.0)
+    sound = tmp_path / "sound"
+    filters = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+    text = (
+        f"import os\nhidden = os.environ['CUDA_VISIBLE_DEVICES'] == '-1' and 'GGML_DISABLE_VULKAN' in os.environ\n"
+        f"hidden or os.path.exists({str(sound)!r}) or os.abort()\nprint({found(threads=3, filters=filters)!r})"
+    )
+
+    async def scenario() -> None:
+        machine = Machine(program(text))
+        seen = await machine.look()
+        assert "signal 6" in seen.error
+        assert (seen.threads, seen.filters) == (3, {"CUDA_VISIBLE_DEVICES": "0"})
+        assert machine.environ == discovery.WITHOUT_DRIVERS
+        assert machine.gpus == []
+        sound.touch()
+        assert (await machine.look()).error == ""
+        assert not machine.environ
 
     uvloop.run(scenario())
 

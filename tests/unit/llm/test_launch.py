@@ -3,20 +3,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import uvloop
 
 from puna import wire
-from puna.errors import Overloaded, RunnerDied
+from puna.errors import LoadError, Overloaded, RunnerDied
+from puna.llm import discovery
 from puna.llm import launch as launch_module
+from puna.llm.discovery import Machine
 from puna.llm.launch import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Backoff, Launcher
 from puna.llm.oom import oom_kills
 from puna.llm.runner import Runner
-from tests.unit.llm.scripted import fake_command, write_script
+from tests.unit.llm.scripted import events, fake_command, write_script
 
 A, B = Path("a"), Path("b")
 
@@ -178,3 +183,89 @@ def test_the_control_groups_count_comes_before_the_machines(tmp_path: Path) -> N
     (mount / "box").mkdir(parents=True)
     (mount / "box" / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     assert oom_kills(membership, mount, vmstat) == 2
+
+
+class DriverThatCrashes:
+    """The search for devices ends by a signal unless drivers are hidden; how runners were started is noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.is_sound = folder / "sound"
+        self.started: list[str] = []
+        self.ends_before_it_listens = False
+        self.model = write_script(folder)
+        text = (
+            f"import os\n'GGML_DISABLE_VULKAN' in os.environ or os.path.exists({str(self.is_sound)!r}) or os.abort()\n"
+            "print('{\"devices\": []}')"
+        )
+        machine = Machine([sys.executable, "-S", "-E", "-c", text])
+        self.launcher = Launcher(start=self._start, machine=machine, start_with=self._start_with)
+
+    async def _start(self, path: Path) -> Runner:
+        self.started.append("as usual")
+        if self.ends_before_it_listens:
+            raise LoadError("the runner has terminated (signal SIGSEGV)")
+        return await start(path)
+
+    async def _start_with(self, path: Path, environ: Mapping[str, str]) -> Runner:
+        self.started.append(environ["CUDA_VISIBLE_DEVICES"])
+        return await start(path)
+
+    async def launch(self) -> list[str]:
+        """How processes were started for it; the last of them is the runner, and the others have gone."""
+        self.started.clear()
+        runner = await self.launcher.launch(self.model)
+        assert (await runner.health()).status == "loading"
+        await runner.close()
+        return list(self.started)
+
+
+def test_runners_are_kept_from_a_driver_that_ends_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first had been started before the search was over; the driver is tried again later."""
+
+    async def scenario() -> None:
+        world = DriverThatCrashes(tmp_path)
+        assert await world.launch() == ["as usual", "-1"]
+        assert await world.launch() == ["-1"]
+        monkeypatch.setattr(discovery, "RETRY_S", 0.0)
+        world.is_sound.touch()
+        assert await world.launch() == ["as usual"]
+        assert await world.launch() == ["as usual"]
+        await world.launcher.close()
+
+    uvloop.run(scenario())
+    pids = [event[1] for event in events(tmp_path / "model") if event[0] == "start"]
+    assert len(pids) == 5
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_runner_that_such_a_driver_ends_before_it_listens_is_started_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = DriverThatCrashes(tmp_path)
+        world.ends_before_it_listens = True
+        assert await world.launch() == ["as usual", "-1"]
+        await world.launcher.close()
+
+    uvloop.run(scenario())
+
+
+def test_a_runner_that_ends_with_sound_drivers_is_an_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = DriverThatCrashes(tmp_path)
+        world.is_sound.touch()
+        world.ends_before_it_listens = True
+        with pytest.raises(LoadError, match="signal SIGSEGV"):
+            await world.launch()
+        assert world.started == ["as usual"]
+        await world.launcher.close()
+
+    uvloop.run(scenario())
+
+
+def test_with_sound_drivers_the_runner_is_the_one_that_was_started(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = DriverThatCrashes(tmp_path)
+        world.is_sound.touch()
+        assert await world.launch() == ["as usual"]
+        await world.launcher.close()
+
+    uvloop.run(scenario())

@@ -129,3 +129,17 @@ def test_the_main_gpu_keeps_its_number_while_others_are_left_alone(place: Live) 
         assert commits(script) == [["Vulkan2"]]
         ask(place, "m", main_gpu=0)
         assert commits(script)[1] in (["Vulkan1"], ["Vulkan2"])
+
+
+@pytest.mark.parametrize(("knows_gpus", "doubted"), [(True, 0), (False, 1)])
+def test_a_driver_that_breaks_later_is_searched_for_anew(
+    place: Live, monkeypatch: pytest.MonkeyPatch, knows_gpus: bool, doubted: int
+) -> None:
+    """It no longer tells its free memory, and ends a runner that has nothing on its GPU."""
+    place.add("m", exit_at_load=3)
+    place.machine.knows_gpus = knows_gpus
+    doubts: list[None] = []
+    monkeypatch.setattr(place.machine, "forget", lambda: doubts.append(None))
+    with place.running():
+        assert "exit status 3" in ask(place, "m", status=500)
+    assert len(doubts) == doubted
