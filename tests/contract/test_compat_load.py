@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from puna.gguf.types import TensorType
 from puna.gguf.writer import GGUFWriter
 from puna.kvcache.cache import Limits
 from puna.native.ggml import TYPE_F16, TYPE_Q4_0, TYPE_Q8_0
-from puna.native.log import Line
+from puna.native.log import Line, captured
 from puna.runner import engines
 from puna.runner.engine import Engine
 from puna.runner.engines import Opened
@@ -194,6 +195,29 @@ def test_weights_are_counted_as_the_file_has_them_and_the_cache_by_its_type(gpt2
     assert sum(reports[1].devices[0].cache) == pytest.approx(half * 18 / 64, rel=0.02)
     for model in (plain, small):
         model.close()
+
+
+def really_taken(model: LlamaModel) -> dict[str, float]:
+    """MiB of weights by where they are, as the log of a load says."""
+    with captured() as lines:
+        model.load(lambda _share: None)
+    found = (re.match(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB", line.text) for line in lines)
+    return {line[1]: float(line[2]) for line in found if line}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "q4_0", "q4_K", "q6_K"])
+def test_weights_take_what_was_said(tmp_path: Path, dtype: str, tied: bool) -> None:
+    """Whether or not this CPU multiplies the type in an order of its own: then they are copied, and nothing stays mapped
+    beside the copies. A table that is also the head is there twice if only the head is reordered.
+    """
+    path = write_llama(tmp_path / "model.gguf", dtype=dtype, tied=tied, n_embd=512, n_ff=1024)
+    model = opened(path)
+    report, taken = model.memory(), really_taken(model)
+    said = (report.input_weights + sum(report.devices[-1].weights)) / (1 << 20)
+    assert sum(taken.values()) == pytest.approx(said, abs=0.01 * len(taken))
+    assert taken.get("CPU_Mapped", 0) == pytest.approx(report.mapped / (1 << 20), abs=0.01)
+    model.close()
 
 
 def test_layers_are_counted_for_the_devices_they_are_on(gpt2: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -31,14 +32,22 @@ MODELS = {
 }
 
 
+def limited(store: Store, folder: Path, **environ: str) -> AbstractContextManager[Server]:
+    """A server with one model at a time, for one request at a time."""
+    limits = {"OLLAMA_NUM_PARALLEL": "1", "OLLAMA_MAX_LOADED_MODELS": "1"}
+    return serving(folder, OLLAMA_MODELS=str(store.blobs.folder.parent), **limits, **environ)
+
+
 @pytest.fixture(scope="module")
 def server(starter_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    environ = {
-        "OLLAMA_MODELS": str(starter_store.blobs.folder.parent),
-        "OLLAMA_NUM_PARALLEL": "1",
-        "OLLAMA_MAX_LOADED_MODELS": "1",
-    }
-    with serving(tmp_path_factory.mktemp("server"), **environ) as running:
+    with limited(starter_store, tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def libllamas(starter_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Where libllama runs all models."""
+    with limited(starter_store, tmp_path_factory.mktemp("libllamas"), OLLAMA_NEW_ENGINE="0") as running:
         yield running
 
 
@@ -88,9 +97,24 @@ def test_ps_tells_what_was_taken(
     server: Server, starter_store: Store, folder: Path, name: str, n_ctx: int, use_mmap: bool
 ) -> None:
     path = path_of(name, folder, starter_store)
+    check(server, path, name if name == STARTER else str(path), n_ctx, use_mmap)
+
+
+@pytest.mark.parametrize("use_mmap", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_ps_tells_what_libllama_has_taken(
+    libllamas: Server, folder: Path, starter_store: Store, name: str, use_mmap: bool
+) -> None:
+    """Also where it multiplies weights in an order of its own, so that they are copies. What it keeps of its look at the
+    file, some megabytes of the heap that the load uses again, is the model's too: the baseline has not had it.
+    """
+    path = path_of(name, folder, starter_store)
+    check(libllamas, path, str(path), 512, use_mmap)
+
+
+def check(server: Server, path: Path, model: str, n_ctx: int, use_mmap: bool) -> None:
     tokens = [i * 7 % 300 for i in range(n_ctx - 40)]
     options = {"num_ctx": n_ctx, "num_predict": 4, "temperature": 0, "use_mmap": use_mmap}
-    model = name if name == STARTER else str(path)
     body = {"model": model, "context": tokens, "prompt": "hello", "options": options, "stream": False}
     response = server.client.post("/api/generate", json=body)
     assert response.status_code == 200, response.text

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from puna import host
 from puna.compat.cache import AttentionCache, StateCache
 from puna.compat.failures import why
-from puna.compat.sizes import HOST, memory_report, read_sizes
+from puna.compat.sizes import HOST, memory_report, read_sizes, weight_places
 from puna.compat.step import Forward
 from puna.errors import LoadError, OutOfMemory, UnsupportedModel
 from puna.gguf.lora import TABLE, read_lora
@@ -22,7 +22,9 @@ from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.kvcache.cache import Limits
 from puna.kvcache.uncached import Uncached
-from puna.ml.ggml.devices import devices
+from puna.ml.backend import Use
+from puna.ml.ggml.devices import cpu, devices
+from puna.ml.ggml.weights import Weights
 from puna.native.decoder import MAX_DEVICES, MAX_SEQUENCES, Context, ContextOptions, Model, Placement
 from puna.native.llama import POOLING_TYPE_NONE, POOLING_TYPE_RANK, POOLING_TYPE_UNSPECIFIED
 from puna.native.log import captured
@@ -94,6 +96,9 @@ class LlamaModel:
             model = self._load(is_dry=True)
         if model is None:
             raise why(self.file.path, lines)
+        # libllama would keep the whole file mapped beside what the CPU multiplies in an order of its own.
+        reorders = not weight_places(lines).isdisjoint(kind.name for kind in cpu().buffer_types[:-1])
+        self._maps = self._options.use_mmap and not reorders
         self._stack.callback(model.close)
         _check_kind(self.file, model)
         self._needs_whole_steps = model.is_recurrent or model.is_hybrid
@@ -109,11 +114,33 @@ class LlamaModel:
             self._context_options = replace(options, n_outputs=options.n_batch, embeds=True, pooling=POOLING_TYPE_UNSPECIFIED)
             context = self._create(model)
         self.n_vocab = model.n_vocab
+        self._head_copy = self._second_table() if context.is_causal else 0
         self.cache = self._make_cache(model, context)
         books = None if isinstance(self.cache, Uncached) else self.cache
         self.forward = Forward(self, self.limits, books, max_rows=self._context_options.n_outputs, output=self._output())
         context.close()
         model.close()
+
+    def _second_table(self) -> int:
+        """Bytes of the embedding table's copy, where it is also the head and multiplied elsewhere or in another order."""
+        if TABLE not in self.file.tensors or "output.weight" in self.file.tensors:
+            return 0
+        owner = next((part.device for part in self._layers if part.begin <= self._n_layers < part.end), HOST)
+        head = next(device for device in devices() if device.name == owner)
+        uses_all = self._options.use_repacking
+        weights = Weights(
+            self.file,
+            self._n_layers,
+            lambda layer: head if layer == self._n_layers else cpu(),
+            use_mmap=False,
+            allows=lambda _buffer_type, _tensor_type: uses_all,
+        )
+        try:
+            for use in (Use.ROWS, Use.MATRIX):
+                weights.tensor(TABLE, use)
+            return sum(weights.layer_bytes(head))
+        finally:
+            weights.close()
 
     def _plan(self, max_rows: int | None) -> ContextOptions:
         limits = self.limits
@@ -167,7 +194,7 @@ class LlamaModel:
         return Model.load(
             str(self.file.path),
             placement=self._placement,
-            use_mmap=self._options.use_mmap,
+            use_mmap=not is_dry and self._maps,
             use_repacking=self._options.use_repacking,
             is_dry=is_dry,
             progress=progress,
@@ -218,8 +245,8 @@ class LlamaModel:
                 raise OutOfMemory(f"{self.file.path}: {gigabytes}")
 
     def memory(self) -> MemoryReport:
-        is_mapped = self._options.use_mmap and not self._options.use_repacking
-        return memory_report(self.file, self._n_layers, self._layers, self._sizes, is_mapped)
+        sizes, copy = self._sizes, self._head_copy
+        return memory_report(self.file, self._n_layers, self._layers, sizes, head_copy=copy, is_mapped=self._maps)
 
     def set_threads(self, n_threads: int) -> None:
         """Between two steps."""

@@ -1,4 +1,5 @@
-"""What a model takes with libllama: weights as the file has them, the rest as libllama's log says.
+"""What a model takes with libllama: weights as the file has them, each once unless a table is also the head and lies
+elsewhere as such; the rest as libllama's log says.
 
 libllama rounds its sizes to a hundredth of a megabyte. Which layer's cache is how large it does not say: the layers share
 it evenly here.
@@ -18,6 +19,7 @@ HOST = "CPU"
 
 _CACHE = re.compile(r"^llama_\w+: +size = +([\d.]+) MiB \(")
 _BUFFER = re.compile(r"^\w+: +(\S+) +(?:compute|output) buffer size = +([\d.]+) MiB")
+_WEIGHTS = re.compile(r"^load_tensors: +(\S+) model buffer size")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 # Looked up by row before the first layer, so they stay with the host.
@@ -43,16 +45,26 @@ def read_sizes(lines: Sequence[Line]) -> Sizes:
     return Sizes(_bytes(cache), working)
 
 
+def weight_places(lines: Sequence[Line]) -> set[str]:
+    """The buffer types that a load, a dry one too, puts weights into."""
+    return {found[1] for line in lines if (found := _WEIGHTS.match(line.text))}
+
+
 def _bytes(mebibytes: float) -> int:
     return round(mebibytes * (1 << 20))
 
 
-def memory_report(file: GGUFFile, n_layers: int, placed: Sequence[DeviceLayers], sizes: Sizes, is_mapped: bool) -> MemoryReport:
-    """Layers that *placed* names are on those devices, the others with the host."""
+def memory_report(
+    file: GGUFFile, n_layers: int, placed: Sequence[DeviceLayers], sizes: Sizes, *, is_mapped: bool, head_copy: int = 0
+) -> MemoryReport:
+    """Layers that *placed* names are on those devices, the others with the host. *head_copy*: bytes of the embedding table
+    that are there a second time as the head.
+    """
     owners = [HOST] * (n_layers + 1)
     for part in placed:
         owners[part.begin : part.end] = [part.device] * (part.end - part.begin)
     weights, inputs = _weights(file, n_layers)
+    weights[n_layers] += head_copy
     names = [*dict.fromkeys(part.device for part in placed), HOST]
     working = {name: sizes.working.get(name, 0) for name in names}
     # What is no device's own is memory of the host that a device can reach.
