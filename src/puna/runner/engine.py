@@ -13,7 +13,7 @@ from pathlib import Path
 
 from puna.errors import BadRequest, OutOfMemory, PunaError, UnsupportedModel
 from puna.kvcache.batch import batch
-from puna.kvcache.cache import NotSupported, StepEndCache, resume_point
+from puna.kvcache.cache import NotSupported, resume_point
 from puna.model.pooling import Pooling
 from puna.native.log import route_to_logging
 from puna.runner.admission import make_room, next_to_start, resume_paused
@@ -274,10 +274,10 @@ class Engine:
             resume_paused([r for r in active if isinstance(r, Request)], loaded.cache, self._slots)
             active = [r for r in active if isinstance(r, Request) and not r.is_paused]
         progress = [r.progress for r in active]
-        if isinstance(loaded.cache, StepEndCache) and loaded.cache.prompt_tail:
+        if loaded.prompt_tail:
             with self._lock:
                 waiting = [r.tokens for r in self._waiting if isinstance(r, Request)]
-            progress = [stopping(r, waiting, loaded.cache.prompt_tail) if isinstance(r, Request) else r.progress for r in active]
+            progress = [stopping(r, waiting, loaded.prompt_tail) if isinstance(r, Request) else r.progress for r in active]
         counts = schedule_whole(progress, PACKED_TOKENS) if loaded.is_encoder else schedule(progress, loaded.limits.n_batch)
         # Rows of neighbouring sequences stand together, so that the cache can read them with one view.
         wanted = sorted(((r, n) for r, n in zip(active, counts, strict=True) if n), key=lambda pair: pair[0].slot)

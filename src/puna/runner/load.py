@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from puna.engines import Choice
 from puna.errors import BadRequest, FileFormatError
+from puna.kvcache.cache import StepEndCache
 from puna.native import cpu
 from puna.runner.accounting import with_host
 from puna.runner.engines import SEQUENCES_PER_REQUEST, Opened, open_file
@@ -29,6 +31,11 @@ class Loaded(Opened):
     def n_parallel(self) -> int:
         """Requests computed at once."""
         return self.limits.max_sequences // (1 if self.is_encoder else SEQUENCES_PER_REQUEST)
+
+    @cached_property
+    def prompt_tail(self) -> int:
+        """As puna.kvcache.cache.StepEndCache has it; 0 where steps may end anywhere."""
+        return self.cache.prompt_tail if isinstance(self.cache, StepEndCache) else 0
 
     def memory(self) -> MemoryReport:
         return with_host(self.backend.memory(), self)
