@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.row import Row, TinyFile
+from tests.models.row import WINDOW_AS_BATCH, Row, TinyFile
 
 
 def write_cohere(path: Path, architecture: str, *, n_layers: int, n_embd: int = 256, n_kv_heads: int = 2, **options: Any) -> Path:
@@ -55,7 +55,8 @@ COHERE2 = Row(
         "f16": {"n_layers": 5, "dtype": "f16"},
         "q8_0": {"n_layers": 5, "dtype": "q8_0"},
         "pattern": {"n_layers": 5, "attention__sliding_window_pattern": [False, True, True, False, True]},
+        "no-flash-small-batches": {"n_layers": 5, **WINDOW_AS_BATCH},
     },
-    shifted_alone=dict.fromkeys(("f32", "f16", "q8_0", "pattern"), ALONE),
+    shifted_alone=dict.fromkeys(("f32", "f16", "q8_0", "pattern", "no-flash-small-batches"), ALONE),
     note="libllama turns the keys of a shifted context in layers without rotation too",
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.row import Row, TinyFile
+from tests.models.row import WINDOW_AS_BATCH, Row, TinyFile
 
 N_EMBD, N_HEADS, WIDE, NARROW, N_FF, N_GIVEN = 128, 4, 128, 64, 256, 32
 N_EXPERTS, N_FF_EXPERT = 8, 64
@@ -96,5 +96,6 @@ GEMMA4 = Row(
         "rope": {"rope__freq_base_swa": 500.0, "rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
         "cap": {"final_logit_softcapping": 5.0},
         "cache-q8_0": {},
+        "no-flash-small-batches": {"n_layers": 4, "n_shared": 1, **WINDOW_AS_BATCH},
     },
 )

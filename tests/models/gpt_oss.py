@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.models.dialect import Translation
-from tests.models.row import Row, TinyFile
+from tests.models.row import WINDOW_AS_BATCH, Row, TinyFile
 
 # The published base and context: the stretch sets in at pair 8 of 32 and is whole at 18, so that both of YaRN's betas count.
 YARN = {
@@ -59,7 +59,7 @@ GPT_OSS = Row(
         "mxfp4": {"dtype": "f16", "experts": "mxfp4"},
         "q8_0": {"dtype": "q8_0"},
         "no-yarn": dict.fromkeys(YARN),
-        "no-flash-no-yarn": dict.fromkeys(YARN),
+        "no-flash-small-batches-no-yarn": {**dict.fromkeys(YARN), **WINDOW_AS_BATCH},
         "pattern": {"attention__sliding_window_pattern": [True, True, False, True], "rope__freq_base_swa": 500.0},
     },
     shifted_alone={

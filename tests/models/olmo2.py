@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.models.dialect import Translation
-from tests.models.row import Row, TinyFile
+from tests.models.row import WINDOW_AS_BATCH, Row, TinyFile
 
 YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0, "rope__scaling__original_context_length": 256}
 
@@ -46,6 +46,7 @@ OLMO3 = Row(
         "f16": {"dtype": "f16", **WINDOW},
         "pattern": {"attention__sliding_window_pattern": [True, False, False, True, True], **WINDOW},
         "no-yarn": {"attention__sliding_window": 48},
+        "no-flash-small-batches": WINDOW_AS_BATCH,
     },
     shifted_alone={variant: [{"attention__sliding_window_pattern": n} for n in (0, 1)] for variant in ("f32", "f16", "pattern")},
     note="libllama multiplies shifted keys by YaRN's magnitude, in windowed layers too",

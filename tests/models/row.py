@@ -11,13 +11,18 @@ from puna.gguf.types import TensorType
 from puna.gguf.writer import GGUFWriter
 from tests.tiny import CHATML, RandomWeights, bpe_vocabulary, spm_vocabulary
 
+# With small batches: together they fill a sequence's room in the cache to the last cell.
+WINDOW_AS_BATCH: Mapping[str, Any] = {"attention__sliding_window": 128}
+
 
 @dataclass(frozen=True)
 class Row:
     """``write(path, **variant)`` writes a file; the first variant should be the plain one, in F32.
 
-    A variant whose name has "cache-q8_0" in it runs with such a cache, one with "no-flash" without the fused attention;
-    "dtype" is the type of the matrices.
+    A variant whose name has "cache-q8_0" in it runs with such a cache, one with "no-flash" without the fused attention, one
+    with "small-batches" so that the contract's texts are longer than what layers with a window keep of them. The fused
+    attention sums in F16, whose order changes where the engine has forgotten what libllama masks; without it nothing but a
+    wrong set of keys shows. "dtype" is the type of the matrices.
     """
 
     models: str  # examples, for docs/models.md

@@ -91,6 +91,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "n_sequences": 4,
         "cache_type": cache_type,
         "flash_attention": has_flash,
+        "n_batch": 128 if "small-batches" in variant else 512,
         **row.limits,
     }
     with PunaEngine(path, **limits) as puna, Oracle(norm, **limits) as oracle:
@@ -143,6 +144,16 @@ def test_remove_and_resume(pair: Pair) -> None:
     point = resume_point(pair.puna.cache, 0, 128)
     pair.rewind(0, ids[:point])
     pair.prefill(ids[point:128] + other, begin=point)
+
+
+@pytest.mark.parametrize("kept", [380, 150])
+def test_resume_in_a_text_of_several_windows(pair: Pair, kept: int) -> None:
+    """Near its end, where a window is still there, and where small batches have made the cache forget."""
+    ids, other = tokens(400, 23, pair.n_vocab), tokens(40, 24, pair.n_vocab)
+    pair.prefill(ids)
+    point = resume_point(pair.puna.cache, 0, kept)
+    pair.rewind(0, ids[:point])
+    pair.prefill(ids[point:kept] + other, begin=point)
 
 
 def test_copied_prefix(pair: Pair) -> None:
