@@ -20,4 +20,6 @@ STARCODER2 = Row(
         **EPSILON,
     ),
     variants={"f32": {}, "f16": {"dtype": "f16"}, "q8_0": {"dtype": "q8_0"}, "tied": {"tied": True}},
+    # The engines agree to the last bit; the exact GELU in place of the approximation by tanh makes 7e-4 to 1e-3.
+    worst=2e-4,
 )
