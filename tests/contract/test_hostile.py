@@ -16,9 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from puna.store.create import Recipe
+from tests.contract.every_kind import DOCUMENTED, serving
 from tests.contract.test_embed_routes import Serving
-from tests.tiny import RANK, write_bert, write_llama
 
 BRIEF = {"num_predict": 2, "num_ctx": 128}
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
@@ -65,26 +64,11 @@ VALUES: list[Any] = [
     {"a": {"b": [1]}},
     {"type": "x", "role": 5, "content": {"text": []}, "function": None},
 ]
-# What Ollama answers with 500 for a wrong value, and what a model of another kind is asked for.
-DOCUMENTED = re.compile(
-    r'option "\w+" must be |invalid format: |this model does not support (embeddings|ranking)|pull model manifest: '
-    r"|unsupported quantization type "
-)
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("server")
-    server = Serving(folder, max_loaded_models=3)
-    files = {
-        "chat": write_llama(folder / "llama.gguf", n_layers=1, n_embd=64, n_ff=64),
-        "embedder": write_bert(folder / "bert.gguf", n_layers=1, n_ctx=64),
-        "ranker": write_bert(folder / "rank.gguf", n_layers=1, n_ctx=64, pooling=RANK),
-    }
-    for name, file in files.items():
-        blob = server.store.blobs.import_file(file)
-        server.store.create(name, Recipe(files={"model.gguf": blob.digest}, parameters=BRIEF))
-    with server.running():
+    with serving(tmp_path_factory.mktemp("server"), BRIEF) as server:
         yield server
 
 

@@ -4,7 +4,6 @@ request makes the server fail.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,34 +16,17 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
 from puna.server import openapi
-from puna.store.create import Recipe
+from tests.contract.every_kind import DOCUMENTED, serving
 from tests.contract.test_embed_routes import Serving
-from tests.tiny import RANK, write_bert, write_llama
 
 BRIEF = {"num_predict": 3, "num_ctx": 128}
-# What Ollama answers with a status from 500 on although the request is to blame; what a model of another kind is asked;
-# and what lies with a registry, here one that nobody runs.
-DOCUMENTED = re.compile(
-    r'option "\w+" must be |invalid format: |this model does not support (embeddings|ranking)|pull model manifest: '
-    r"|unsupported quantization type "
-)
 MODELS = ["chat", "embedder", "ranker", "nope", "bad name!", ""]
 TIMEOUT_S = 30
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("server")
-    server = Serving(folder, max_loaded_models=3)
-    files = {
-        "chat": write_llama(folder / "llama.gguf", n_layers=1, n_embd=64, n_ff=64),
-        "embedder": write_bert(folder / "bert.gguf", n_layers=1, n_ctx=64),
-        "ranker": write_bert(folder / "rank.gguf", n_layers=1, n_ctx=64, pooling=RANK),
-    }
-    for name, file in files.items():
-        blob = server.store.blobs.import_file(file)
-        server.store.create(name, Recipe(files={"model.gguf": blob.digest}, parameters=BRIEF))
-    with server.running():
+    with serving(tmp_path_factory.mktemp("server"), BRIEF) as server:
         yield server
 
 
