@@ -297,7 +297,7 @@ class Runner:
             async with asyncio.timeout(2.0):
                 await self._process.wait()
                 await asyncio.wait([self._stderr])
-        if self._closing:
+        if self._closing and not self.has_crashed:
             return RunnerDied("the model was unloaded, or the server is shutting down")
         if self._stuck:
             return RunnerDied(self._stuck)

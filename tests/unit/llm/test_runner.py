@@ -59,6 +59,30 @@ def test_completes_tokenizes_and_ends(tmp_path: Path) -> None:
     assert requests_to(path, "/load")[0]["operation"] == "commit"
 
 
+def test_who_asks_after_a_crash_is_told_of_it_though_the_runner_was_closed_meanwhile(tmp_path: Path) -> None:
+    """Whoever watches the process closes the runner as soon as it has ended, perhaps before its requests know why."""
+
+    async def scenario() -> None:
+        async with running(write_script(tmp_path)) as runner:
+            os.kill(runner.pid, signal.SIGABRT)
+            await runner.wait()
+            await runner.close()
+            with pytest.raises(RunnerDied, match="unexpectedly stopped \\(signal SIGABRT\\)"):
+                await runner.health()
+
+    uvloop.run(scenario())
+
+
+def test_who_asks_a_runner_that_was_closed_is_told_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(write_script(tmp_path)) as runner:
+            await runner.close()
+            with pytest.raises(RunnerDied, match="the model was unloaded"):
+                await runner.health()
+
+    uvloop.run(scenario())
+
+
 def test_requests_run_side_by_side(tmp_path: Path) -> None:
     path = write_script(tmp_path, n_pieces=10, piece_delay_s=0.02)
 
