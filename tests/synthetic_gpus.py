@@ -8,8 +8,9 @@ only hardware has: kernels of its own, memory that a driver moves about, copies 
 ``python -m tests.synthetic_gpus runner …`` and ``… discover`` are puna's with the devices of SYNTHETIC_GPUS, a comma list
 of ``name:MiB``, for integrated ones ``name:MiB:i``, and for those that really have less ``name:MiB:really=MiB``. Further
 words: ``library=CUDA`` for the name of another library, ``at=0000-c1-00.0`` for a place on the bus (``-`` for ``:``), and
-``crash=start`` (``alloc``, ``write``) for a driver that ends the process when a backend is made, memory is taken or a weight
-is written; with ``crash=open`` it does so at once, unless CUDA_VISIBLE_DEVICES is -1: then it shows no device.
+``crash=start`` (``alloc``, ``write``, ``compute``) for a driver that ends the process when a backend is made, memory is
+taken, a weight is written or a graph is computed; with ``crash=open`` it does so at once, unless CUDA_VISIBLE_DEVICES is -1:
+then it shows no device.
 SYNTHETIC_GPUS_FOLDER is where processes note what they have taken.
 
 The structs are those of ggml-backend-impl.h, ggml 0.25.3.
@@ -166,7 +167,10 @@ class SyntheticGPU:
         init.restype = P
         backend: int = init()
         ggml().ggml_backend_cpu_set_n_threads(backend, 1)
-        BackendStruct.from_address(backend).device = ctypes.addressof(self.device)
+        struct = BackendStruct.from_address(backend)
+        struct.device = ctypes.addressof(self.device)
+        if self._crash == "compute":
+            struct.graph_compute = self._says(FREE, lambda _: self._crash_if("compute"))
         return backend
 
     def _allocate(self, size: int) -> int | None:

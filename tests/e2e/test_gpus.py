@@ -115,6 +115,13 @@ def test_a_model_that_fits_is_on_the_gpu_in_full(models: list[Path], answers: li
         assert place.share(models[0]) == 1.0
 
 
+def test_an_integrated_gpu_takes_what_the_discrete_one_cannot(models: list[Path], answers: list[str], tmp_path: Path) -> None:
+    with serving(tmp_path, f"{gpu('SIM0', 300, 'i')},{gpu('SIM1', 40)}") as place:
+        assert place.ask(models[0]) == answers[0]
+        assert place.share(models[0]) == 1.0
+        assert all(taken_on(tmp_path, name) > 10 << 20 for name in ("SIM0", "SIM1"))
+
+
 def test_as_many_layers_as_were_asked_for(models: list[Path], answers: list[str], tmp_path: Path) -> None:
     """Each number is another placement, so the model is loaded again; none asked for is none."""
     with serving(tmp_path, gpu("SIM0", 300)) as place:
@@ -225,6 +232,17 @@ def test_a_driver_that_crashes_costs_the_gpu_and_not_the_model(
         error = place.ask(models[0], num_gpu=3, status=500)
         assert re.search(r"stopped \(signal SIGABRT\): SIM error: an illegal memory access.*loaded onto SIM0", error)
         assert place.ask(models[1]) == answers[1]
+
+
+def test_a_gpu_that_cannot_compute_costs_one_request(
+    models: list[Path], answers: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(tmp_path, gpu("SIM0", 300, "crash=compute")) as place:
+        error = place.ask(models[0], status=500)
+        assert re.search(r"stopped \(signal SIGABRT\): SIM error: an illegal memory access", error)
+        assert place.ask(models[0]) == answers[0]
+        assert place.share(models[0]) == 0
+    assert "has crashed on SIM0 before it had answered anything" in caplog.text
 
 
 def test_libllama_s_driver_may_crash_too(

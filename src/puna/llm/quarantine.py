@@ -1,7 +1,9 @@
-"""What becomes of GPUs on which a runner has crashed while it loaded: whom to blame, and for how long.
+"""What becomes of GPUs on which a runner has crashed: whom to blame, and for how long.
 
-Drivers and the code made for them do not fail as errors but end the process. Whether the GPUs were to blame shows when the
-same model loads without them; their library is then left alone for a while, since every load would crash again.
+Drivers and the code made for them do not fail as errors but end the process. Whether the GPUs were to blame for a load that
+crashed shows when the same model loads without them; their library is then left alone for a while, since every load would
+crash again. Code that a GPU cannot run is met only when something is computed: a runner that crashes before it has answered
+anything makes them suspect for its model alone.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from puna.errors import RunnerDied
 from puna.llm.runner import Runner
@@ -43,19 +46,21 @@ async def has_crashed_by_itself(runner: Runner) -> bool:
 
 @dataclass
 class Quarantine:
-    """Libraries whose GPUs are left alone."""
+    """Libraries whose GPUs are left alone, by all models or by one."""
 
     clock: Callable[[], float] = time.monotonic
-    _until: dict[str, float] = field(default_factory=dict)
+    _until: dict[tuple[str, Path | None], float] = field(default_factory=dict)
 
-    def add(self, libraries: Iterable[str]) -> None:
-        self._until.update(dict.fromkeys(libraries, self.clock() + QUARANTINE_S))
+    def add(self, libraries: Iterable[str], model: Path | None = None) -> None:
+        until = self.clock() + QUARANTINE_S
+        self._until.update({(library, model): until for library in libraries})
 
     def lift(self, libraries: Iterable[str]) -> None:
+        """For all models but those that suspect them."""
         for library in libraries:
-            self._until.pop(library, None)
+            self._until.pop((library, None), None)
 
-    @property
-    def libraries(self) -> frozenset[str]:
+    def libraries(self, model: Path | None = None) -> frozenset[str]:
         now = self.clock()
-        return frozenset(library for library, until in self._until.items() if until > now)
+        self._until = {key: until for key, until in self._until.items() if until > now}
+        return frozenset(library for library, whose in self._until if whose is None or whose == model)

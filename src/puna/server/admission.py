@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -20,7 +21,7 @@ from puna.llm.discovery import Machine
 from puna.llm.fitting import Free, NoRoomOnGPUs, negotiate
 from puna.llm.layout import Wish
 from puna.llm.load import WantedLoad
-from puna.llm.quarantine import CrashedOnGPUs, Quarantine, has_crashed_by_itself
+from puna.llm.quarantine import QUARANTINE_S, CrashedOnGPUs, Quarantine, has_crashed_by_itself
 from puna.llm.runner import Runner
 from puna.settings import Settings
 
@@ -50,7 +51,7 @@ class Admission:
     async def load(self, runner: Runner, wanted: WantedLoad, others: Others, without: Collection[str] = ()) -> wire.LoadReply:
         """Returns when memory is taken; the weights are still being read.
 
-        GPUs of the libraries *without* are not used, nor those in quarantine unless a number of layers was asked for.
+        GPUs of the libraries *without* are not used.
 
         Errors: OutOfMemory with the numbers when it does not fit and nobody can make room; CrashedOnGPUs; what the runner
         reports.
@@ -58,7 +59,7 @@ class Admission:
         async with self._lock:
             while True:
                 is_fresh = await self.machine.refresh()
-                gpus = self._usable(wanted, without)
+                gpus = [gpu for gpu in self.machine.gpus or [] if gpu.library not in without]
                 free = available(gpus, self.machine.memory(), others.held(), is_fresh=is_fresh)
                 wish = Wish(
                     wanted.num_gpu,
@@ -86,15 +87,22 @@ class Admission:
 
         Errors: CrashedOnGPUs; what the runner reports.
         """
-        devices = reply.memory.devices if reply.memory else []
-        used = [device.device for device in devices if device.is_gpu and device.total > 0]
+        used = gpus_of(reply)
         async with self._blaming(runner, used):
             await runner.wait_until_ready(self.settings.load_timeout)
         self.quarantine.lift(self._libraries(used))
 
-    def _usable(self, wanted: WantedLoad, without: Collection[str]) -> list[wire.Device]:
-        shunned = {*without, *(self.quarantine.libraries if wanted.num_gpu is None else ())}
-        return [gpu for gpu in self.machine.gpus or [] if gpu.library not in shunned]
+    async def suspect(self, model_path: Path, runner: Runner, reply: wire.LoadReply) -> None:
+        """Judge a runner that has ended: were its GPUs why it never answered anything?"""
+        used = gpus_of(reply)
+        if used and not runner.has_served and await has_crashed_by_itself(runner):
+            libraries = self._libraries(used)
+            self.quarantine.add(libraries, model_path)
+            log.warning(
+                "the runner of %s has crashed on %s before it had answered anything: for %g minutes it is loaded without GPUs "
+                "of %s unless num_gpu asks for them",
+                *(model_path.name, ", ".join(used), QUARANTINE_S / 60, ", ".join(sorted(libraries))),
+            )
 
     def _main_gpu(self, wanted: WantedLoad, usable: list[wire.Device]) -> int | None:
         """Its index among those that may be used; requests number all."""
@@ -166,6 +174,12 @@ class Admission:
             if sum(gpu.free for gpu in self.machine.gpus or []) - before >= _RECOVERED_SHARE * freed:
                 return
             await asyncio.sleep(_RECOVERY_POLL_S)
+
+
+def gpus_of(reply: wire.LoadReply) -> list[str]:
+    """On which a loaded model has something."""
+    devices = reply.memory.devices if reply.memory else []
+    return [device.device for device in devices if device.is_gpu and device.total > 0]
 
 
 def _halves(n: int) -> list[int]:

@@ -356,8 +356,10 @@ class Scheduler:
         return runner
 
     async def _try_load(self, loaded: Loaded, without: Collection[str]) -> Runner:
-        """In a new process; GPUs of the libraries *without* are not used."""
+        """In a new process; GPUs of the libraries *without* are not used, nor those in quarantine unless they were asked for."""
         runner = await self.launch(loaded.model.model_path)
+        if loaded.wanted.num_gpu is None:
+            without = self._admission.quarantine.libraries(loaded.model.model_path).union(without)
         try:
             loaded.process = runner
             loaded.reply = await self._admission.load(runner, loaded.wanted, self._others(loaded), without)
@@ -404,6 +406,8 @@ class Scheduler:
         await asyncio.wait({loaded.task})
         if not loaded.task.cancelled() and loaded.task.exception() is None:
             await loaded.runner.close()
+            if loaded.reply is not None:
+                await self._admission.suspect(loaded.model.model_path, loaded.runner, loaded.reply)
         self._forget(loaded)
 
     def _forget(self, loaded: Loaded) -> None:

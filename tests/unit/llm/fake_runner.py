@@ -41,7 +41,8 @@ class Script:
     exit_at_start: int = -1
     exit_at_load: int = -1
     crash_on: dict[str, int] = field(default_factory=dict)  # by device: the signal that ends it when layers go there
-    crash_at: str = "fit"  # or commit, or reading
+    crash_at: str = "fit"  # or commit, reading, completion
+    crash_after: int = 0  # so many times that it might have
     stderr: str = ""  # written before dying
     die_at_piece: int = -1  # ends with SIGKILL before this piece
     hang_at_piece: int = -1  # says nothing more, yet lives and answers about its health
@@ -157,8 +158,11 @@ class FakeRunner:
         return {"devices": devices, "input_weights": 4}
 
     def crash_if(self, where: str) -> None:
-        for device in self.used if where == self.script.crash_at else ():
-            if device in self.script.crash_on:
+        if where != self.script.crash_at:
+            return
+        self.script.crash_after -= 1
+        for device in self.used:
+            if device in self.script.crash_on and self.script.crash_after < 0:
                 print(self.script.stderr, file=sys.stderr, flush=True)
                 os.kill(os.getpid(), self.script.crash_on[device])
 
@@ -179,6 +183,7 @@ class FakeRunner:
             self.note("cancelled", said)
 
     async def replies(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        self.crash_if("completion")
         pieces = [body["prompt"]] if self.script.echo else (["x "] * self.script.n_pieces or self.script.pieces)
         limit = body["n_predict"] if body["n_predict"] >= 0 else len(pieces)
         for number, piece in enumerate([*pieces[:limit], None]):

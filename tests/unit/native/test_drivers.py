@@ -167,6 +167,12 @@ def test_the_search_tells_what_the_driver_says(tmp_path: Path) -> None:
     }
 
 
+def test_the_search_tells_integrated_gpus_from_others(tmp_path: Path) -> None:
+    seen = look_once(discovery(tmp_path, "SIM0:1000", "SIM1:500:i"))
+    found = [(d.name, d.kind, d.total >> 20, d.free >> 20) for d in seen.devices if d.kind != "cpu"]
+    assert found == [("SIM0", "gpu", 1000, 1000), ("SIM1", "igpu", 500, 500)]
+
+
 def test_a_driver_that_refuses_costs_the_search_nothing_else(tmp_path: Path) -> None:
     build(tmp_path, INIT % 999)
     seen = look_once(discovery(tmp_path, *CARDS))

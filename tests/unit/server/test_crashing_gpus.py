@@ -96,7 +96,7 @@ def test_layers_that_were_asked_for_are_tried_and_the_error_says_where(place: Li
         place.scheduler._admission.quarantine.add(["CUDA"])
         ask(place, "sound", num_gpu=4)
         assert commits(sound) == [["CUDA0"]]
-        assert not place.scheduler._admission.quarantine.libraries  # what has loaded a model is trusted again
+        assert not place.scheduler._admission.quarantine.libraries()  # what has loaded a model is trusted again
 
 
 def test_a_process_that_others_end_says_nothing_of_gpus(place: Live) -> None:
@@ -104,7 +104,7 @@ def test_a_process_that_others_end_says_nothing_of_gpus(place: Live) -> None:
     script = place.add("m", **CRASHES | {"crash_on": {"CUDA0": signal.SIGKILL}})
     with place.running():
         assert "signal SIGKILL" in ask(place, "m", status=500)
-        assert not place.scheduler._admission.quarantine.libraries
+        assert not place.scheduler._admission.quarantine.libraries()
     assert starts(place, script) == 1
 
 
@@ -143,3 +143,26 @@ def test_a_driver_that_breaks_later_is_searched_for_anew(
     with place.running():
         assert "exit status 3" in ask(place, "m", status=500)
     assert len(doubts) == doubted
+
+
+def test_a_model_whose_first_request_crashes_on_a_gpu_is_loaded_without_it(place: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """Code that the GPU cannot run is met only when something is computed. Other models are not concerned."""
+    script, sound = place.add("m", **CRASHES | {"crash_at": "completion"}), place.add("sound", needs=GIB, layers=3)
+    with place.running():
+        assert f"signal SIGABRT): {ERROR}" in ask(place, "m", status=500)
+        assert ask(place, "m") == "Hello world"
+        assert commits(script) == [["CUDA0"], ["Vulkan1"]]
+        ask(place, "sound")
+        assert commits(sound) == [["CUDA0"]]
+        assert "SIGABRT" in ask(place, "m", num_gpu=2, status=500)
+    assert "has crashed on CUDA0 before it had answered anything: for 10 minutes it is loaded without GPUs of CUDA" in caplog.text
+
+
+def test_a_runner_that_has_answered_before_it_crashes_says_nothing_of_gpus(place: Live) -> None:
+    """What has computed once computes again: it was the request."""
+    script = place.add("m", **CRASHES | {"crash_at": "completion", "crash_after": 1})
+    with place.running():
+        assert ask(place, "m") == "Hello world"
+        assert "SIGABRT" in ask(place, "m", status=500)
+        assert ask(place, "m") == "Hello world"
+    assert commits(script) == [["CUDA0"], ["CUDA0"]]

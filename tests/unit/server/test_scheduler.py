@@ -56,6 +56,14 @@ class StubRunner(Runner):
         return 0
 
     @property
+    def has_crashed(self) -> bool:
+        return not self.closed
+
+    @property
+    def has_served(self) -> bool:
+        return False
+
+    @property
     def pid(self) -> int:
         return 0x7FFFFFFF  # nobody
 
