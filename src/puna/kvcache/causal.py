@@ -233,9 +233,11 @@ class CausalCache:
     def _fill(self, rows: npt.NDArray[np.float16], sequence: int, positions: npt.NDArray[np.int32], cells: slice) -> None:
         """What of these cells the rows of a sequence, at these positions, see: [n_rows, n_cells]."""
         position = int(positions[0])
-        is_newest = len(rows) == 1 and position + 1 == self.cells.nexts[sequence]
-        if is_newest and self.reach.first(position) <= self.cells.firsts[sequence]:
-            rows[0] = self.cells.masks[sequence, cells]  # it sees all that the sequence holds
+        if len(rows) == 1 and position + 1 == self.cells.nexts[sequence]:  # it sees all that the sequence holds
+            rows[0] = self.cells.masks[sequence, cells]
+            first = self.reach.first(position)
+            if first > self.cells.firsts[sequence]:  # but for what lies out of reach
+                np.putmask(rows[0], self.cells.positions[cells] < first, -np.inf)
             return
         # A position that no row can reach stands for what the sequence does not own.
         held = np.where(self.cells.members[sequence, cells], self.cells.positions[cells], np.int32(END))

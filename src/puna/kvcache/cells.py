@@ -144,8 +144,9 @@ class Cells:
         """The tightest [begin, end) that holds the sequence's cells at this position and later ones."""
         if position <= self.firsts[sequence]:
             return self.begins[sequence], self.ends[sequence]
-        found = self._mine(sequence, position, END)
-        return int(found[0]), int(found[-1]) + 1
+        low, high = self.begins[sequence], self.ends[sequence]
+        found = self.members[sequence, low:high] & (self.positions[low:high] >= position)
+        return low + int(found.argmax()), high - int(found[::-1].argmax())
 
     def _mine(self, sequence: int, begin: int, end: int) -> npt.NDArray[np.int64]:
         """The cells of positions [begin, end), in the order of the cells."""
