@@ -23,9 +23,11 @@ from puna.kvcache.batch import batch
 from puna.kvcache.cache import NotSupported, resume_point
 from puna.kvcache.cells import CacheFull
 from puna.native.ggml import TYPE_F16, TYPE_Q8_0
+from tests import scenarios
 from tests.compat_engine import CompatEngine
 from tests.models.table import ROWS
 from tests.oracle import Oracle
+from tests.scenarios import tokens
 from tests.tiny import write_bert, write_gemma3, write_llama
 from tests.tiny_others import write_gpt2, write_jamba, write_mamba, write_stablelm, write_t5encoder
 
@@ -101,11 +103,6 @@ def assert_close(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32],
     assert np.abs(ours - theirs).max() / np.abs(theirs).max() <= worst
 
 
-def tokens(count: int, seed: int, n_vocab: int) -> list[int]:
-    picked: list[int] = np.random.default_rng(seed).integers(3, n_vocab, count).tolist()
-    return picked
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("compat")
@@ -131,7 +128,7 @@ def pair(loaded: Pair) -> Pair:
 
 
 def test_prefill_every_row(pair: Pair) -> None:
-    pair.both(tokens(60, 1, pair.n_vocab), range(60), [0] * 60, range(60))
+    scenarios.prefill_every_row(pair)
 
 
 def test_prefill_in_chunks(pair: Pair) -> None:
@@ -141,10 +138,7 @@ def test_prefill_in_chunks(pair: Pair) -> None:
 
 
 def test_decode_step_by_step(pair: Pair) -> None:
-    ids = tokens(290, 3, pair.n_vocab)
-    pair.prefill(ids[:245])
-    for p in range(245, 290):
-        pair.both(ids[p : p + 1], [p], [0], [0])
+    scenarios.decode_step_by_step(pair)
 
 
 def test_greedy_text_is_the_same(pair: Pair) -> None:
@@ -153,15 +147,7 @@ def test_greedy_text_is_the_same(pair: Pair) -> None:
 
 
 def test_three_sequences_of_different_lengths_interleaved(pair: Pair) -> None:
-    lengths = [5, 200, 90]
-    ids = [tokens(n + 60, 10 + n, pair.n_vocab) for n in lengths]
-    for s, n in enumerate(lengths):
-        pair.prefill(ids[s][:n], s)
-    for step in range(12):
-        now = [text[n + step] for text, n in zip(ids, lengths, strict=True)]
-        pair.both(now, [n + step for n in lengths], [0, 1, 2], [0, 1, 2])
-    rows = [(s, n + 12 + i) for s, (n, count) in enumerate(zip(lengths, (40, 1, 25), strict=True)) for i in range(count)]
-    pair.both([ids[s][p] for s, p in rows], [p for _, p in rows], [s for s, _ in rows], range(len(rows)))
+    scenarios.three_sequences_of_different_lengths_interleaved(pair)
 
 
 def test_remove_and_resume(pair: Pair) -> None:

@@ -16,10 +16,12 @@ import pytest
 
 from puna.kvcache.cache import NotSupported, resume_point
 from puna.native.ggml import TYPE_F16, TYPE_Q4_0, TYPE_Q8_0
+from tests import scenarios
 from tests.models.row import Row
 from tests.models.table import ROWS
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
+from tests.scenarios import tokens
 
 ENERGY = 1e-3  # of the error over the reference's
 
@@ -104,13 +106,8 @@ def _empty_caches(pair: Pair) -> None:
     pair.forget()
 
 
-def tokens(count: int, seed: int, n_vocab: int) -> list[int]:
-    picked: list[int] = np.random.default_rng(seed).integers(3, n_vocab, count).tolist()
-    return picked
-
-
 def test_prefill_every_row(pair: Pair) -> None:
-    pair.both(tokens(60, 1, pair.n_vocab), range(60), [0] * 60, range(60))
+    scenarios.prefill_every_row(pair)
 
 
 def test_prefill_in_chunks(pair: Pair) -> None:
@@ -120,22 +117,11 @@ def test_prefill_in_chunks(pair: Pair) -> None:
 
 
 def test_decode_step_by_step(pair: Pair) -> None:
-    ids = tokens(290, 3, pair.n_vocab)
-    pair.prefill(ids[:245])
-    for p in range(245, 290):
-        pair.both(ids[p : p + 1], [p], [0], [0])
+    scenarios.decode_step_by_step(pair)
 
 
 def test_three_sequences_of_different_lengths_interleaved(pair: Pair) -> None:
-    lengths = [5, 200, 90]
-    ids = [tokens(n + 60, 10 + n, pair.n_vocab) for n in lengths]
-    for s, n in enumerate(lengths):
-        pair.prefill(ids[s][:n], s)
-    for step in range(12):
-        now = [text[n + step] for text, n in zip(ids, lengths, strict=True)]
-        pair.both(now, [n + step for n in lengths], [0, 1, 2], [0, 1, 2])
-    rows = [(s, n + 12 + i) for s, (n, count) in enumerate(zip(lengths, (40, 1, 25), strict=True)) for i in range(count)]
-    pair.both([ids[s][p] for s, p in rows], [p for _, p in rows], [s for s, _ in rows], range(len(rows)))
+    scenarios.three_sequences_of_different_lengths_interleaved(pair)
 
 
 def test_remove_and_resume(pair: Pair) -> None:

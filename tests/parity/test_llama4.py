@@ -13,8 +13,8 @@ import pytest
 
 from tests.models.llama4 import write_llama4
 from tests.oracle import Oracle
-from tests.parity.test_architectures import tokens
 from tests.puna_engine import PunaEngine
+from tests.scenarios import tokens
 
 CHUNK = 8192
 SCALE = 1e-3  # of the largest error over the largest logit

@@ -14,8 +14,9 @@ from puna.kvcache.batch import batch
 from puna.kvcache.cache import resume_point
 from tests.models.table import ROWS
 from tests.oracle import Oracle
-from tests.parity.test_architectures import Pair, tokens
+from tests.parity.test_architectures import Pair
 from tests.puna_engine import PunaEngine
+from tests.scenarios import tokens
 
 RECURRENT = [name for name, row in ROWS.items() if row.is_recurrent and row.norm is None]
 N_SEQUENCES = 6

@@ -8,8 +8,9 @@ import pytest
 
 from puna.native.ggml import TYPE_F16, TYPE_Q8_0
 from tests.models.table import ROWS
-from tests.parity.test_architectures import ENERGY, tokens
+from tests.parity.test_architectures import ENERGY
 from tests.puna_engine import PunaEngine
+from tests.scenarios import tokens
 
 ALONE = [
     (name, variant, i) for name, row in ROWS.items() for variant, files in row.shifted_alone.items() for i in range(len(files))
