@@ -156,6 +156,9 @@ async def fit(
     def kept(begin: int) -> list[T]:
         return [message for number, message in enumerate(messages) if number >= begin or is_system(message)]
 
+    if all(map(is_system, messages[:-1])):
+        return await render(list(messages))  # nothing may be left out, so there is nothing to count
+
     # A message is a token at least: of more messages than that the first cannot be kept, however many were sent.
     first = max(0, len(messages) - n_ctx)
     if first == 0:

@@ -14,6 +14,7 @@ import pytest
 
 from puna.store.create import Recipe
 from tests.tiny import write_llama
+from tests.unit.llm.scripted import requests_to
 from tests.unit.server.live import Live
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -199,6 +200,23 @@ def test_a_long_conversation_loses_its_oldest_messages(empty: Live) -> None:
         huge = [*messages, {"role": "user", "content": "end " * 100}]
         empty.post("/api/chat", {"model": "small", "messages": huge})
         assert last_completion(empty, "small")["prompt"].split() == [*words[0].split(), *["end"] * 100]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/generate", {"prompt": "long " * 10_000, "system": "Be brief."}),
+        ("/api/chat", {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "long " * 10_000}]}),
+    ],
+)
+def test_where_no_message_may_be_left_out_none_is_counted(shared: Live, path: str, body: dict[str, Any]) -> None:
+    """The runner turns the prompt into tokens to compute it; for a book that takes a while, and once is enough."""
+    model = shared.store.get("hello").model_path
+    assert model is not None
+    counted = len(requests_to(shared.scripts[model], "/tokenize"))
+    shared.post(path, {"model": "hello", **body})
+    assert last_completion(shared)["prompt"].count("long") == 10_000
+    assert len(requests_to(shared.scripts[model], "/tokenize")) == counted
 
 
 def test_load_and_unload(empty: Live) -> None:
