@@ -221,20 +221,20 @@ class CausalCache:
 
     def _mask(self, view: View, batch: Batch) -> npt.NDArray[np.float16]:
         """0 where a row sees a cell, -inf elsewhere: [n_sequences, n_rows, n_cells] in numpy's order."""
-        mask = np.empty((view.n_sequences, view.n_rows, view.n_cells), np.float16)
+        mask = np.full((view.n_sequences, view.n_rows, view.n_cells), -np.inf, np.float16)
         for i in range(view.n_sequences):
             row, begin = view.row + i * view.n_rows, view.begin + i * view.stride
             cells = slice(begin, begin + view.n_cells)
-            self._fill(mask[i], int(batch.sequences[row]), batch.positions[row : row + view.n_rows], cells)
+            self._show(mask[i], int(batch.sequences[row]), batch.positions[row : row + view.n_rows], cells)
         for begin, end in batch.spans:
             self._show_span(mask, view, begin, end)
         return mask
 
-    def _fill(self, rows: npt.NDArray[np.float16], sequence: int, positions: npt.NDArray[np.int32], cells: slice) -> None:
-        """What of these cells the rows of a sequence, at these positions, see: [n_rows, n_cells]."""
+    def _show(self, rows: npt.NDArray[np.float16], sequence: int, positions: npt.NDArray[np.int32], cells: slice) -> None:
+        """Write 0 where the rows of a sequence, at these positions, see one of these cells: [n_rows, n_cells]."""
         position = int(positions[0])
         if len(rows) == 1 and position + 1 == self.cells.nexts[sequence]:  # it sees all that the sequence holds
-            rows[0] = self.cells.masks[sequence, cells]
+            np.copyto(rows[0], 0, where=self.cells.members[sequence, cells])
             first = self.reach.first(position)
             if first > self.cells.firsts[sequence]:  # but for what lies out of reach
                 np.putmask(rows[0], self.cells.positions[cells] < first, -np.inf)
@@ -245,7 +245,7 @@ class CausalCache:
         seen = held <= wanted
         if self.reach.is_bounded:
             seen &= held >= self.reach.first(wanted)
-        rows[:] = np.where(seen, np.float16(0), np.float16(-np.inf))
+        np.copyto(rows, 0, where=seen)
 
     def _show_span(self, mask: npt.NDArray[np.float16], view: View, begin: int, end: int) -> None:
         """Let the rows [begin, end) see each other, whatever their positions."""

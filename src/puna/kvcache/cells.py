@@ -26,10 +26,7 @@ class CacheFull(PunaError):
 
 
 class Cells:
-    """Arrays over all cells. ``positions[c]`` is FREE or a token's position; ``members[s, c]`` says who sees it.
-
-    ``masks[s, c]`` says the same as attention wants it: 0 for who sees it, -inf for others.
-    """
+    """Arrays over all cells. ``positions[c]`` is FREE or a token's position; ``members[s, c]`` says who sees it."""
 
     def __init__(self, n_cells: int, max_sequences: int) -> None:
         self.n_cells = n_cells
@@ -37,7 +34,6 @@ class Cells:
         self.home_cells = n_cells // max_sequences
         self.positions = np.full(n_cells, FREE, np.int32)
         self.members = np.zeros((max_sequences, n_cells), np.bool_)
-        self.masks = np.full((max_sequences, n_cells), -np.inf, np.float16)
         self.n_owners = np.zeros(n_cells, np.int16)
         # Of each sequence: the tightest [begin, end) that holds all its cells, how many those are, and the tightest
         # [first, next) that holds their positions.
@@ -63,7 +59,6 @@ class Cells:
         at = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
         self.positions[at] = positions
         self.members[sequence, at] = True
-        self.masks[sequence, at] = 0
         self.n_owners[at] = 1
         if self._n_free is not None:
             self._n_free -= len(chosen)
@@ -112,7 +107,6 @@ class Cells:
         """The sequence gives up the positions in [begin, end); a cell that nobody sees any more is free."""
         gone = self._mine(sequence, begin, end)
         self.members[sequence, gone] = False
-        self.masks[sequence, gone] = -np.inf
         self.n_owners[gone] -= 1
         self._n_free = None
         self.positions[gone[self.n_owners[gone] == 0]] = FREE
@@ -123,7 +117,6 @@ class Cells:
         self.n_owners[cells] += ~self.members[target, cells]
         self._n_free = None
         self.members[target, cells] = True
-        self.masks[target, cells] = 0
         self._measure(target, 0, self.n_cells)
 
     def shift(self, sequence: int, begin: int, delta: int) -> None:
@@ -167,7 +160,6 @@ class Cells:
     def check_integrity(self) -> None:
         """Raise AssertionError when the arrays contradict each other: a bug here, never the caller's fault."""
         assert self._n_free in (None, np.count_nonzero(self.n_owners == 0)), "the count of free cells is wrong"
-        assert ((self.masks == 0) == self.members).all(), "masks differ from the members"
         assert (self.members.sum(axis=0) == self.n_owners).all(), "owner counts differ from the members"
         assert ((self.positions == FREE) == (self.n_owners == 0)).all(), "a free cell has a position, or a used one none"
         for sequence in range(self.max_sequences):
