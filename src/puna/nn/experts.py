@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
+from typing import ClassVar
 
 from puna.ml.backend import Context, Use
 from puna.ml.tensor import Tensor
@@ -99,12 +99,14 @@ class Experts:
         if routing.weighs_inputs:
             each = each.repeat(n_embd, routing.n_used, n, 1) * weights
         outputs = self.down(activation(*self.gate_up(each, experts)), experts)
-        return sum_of_experts(ctx, outputs) if routing.weighs_inputs else weighted_sum(ctx, outputs, weights)
+        return sum_of_experts(outputs) if routing.weighs_inputs else weighted_sum(outputs, weights)
 
 
 @dataclass
 class SharedExpert:
     """What every token goes through beside its routed experts: one gated MLP, however many experts it stands for."""
+
+    joins: ClassVar = ("gate", "up")
 
     gate: Linear = gguf("ffn_gate_shexp", dims="embd ff_shared")
     up: Linear = gguf("ffn_up_shexp", dims="embd ff_shared")
@@ -169,14 +171,23 @@ def _within_best_groups(ranking: Tensor, routing: Routing) -> Tensor:
     return outside.set_rows(groups.rows(chosen), chosen).reshape(routing.n_experts, n)
 
 
-def weighted_sum(ctx: Context, outputs: Tensor, weights: Tensor) -> Tensor:
+def weighted_sum(outputs: Tensor, weights: Tensor) -> Tensor:
     """Outputs [n_embd, n_used, n], weights [1, n_used, n]: their sum over the experts, [n_embd, n]."""
-    return sum_of_experts(ctx, outputs * weights)
+    return sum_of_experts(outputs * weights)
 
 
-def sum_of_experts(ctx: Context, outputs: Tensor) -> Tensor:
-    """[n_embd, n_used, n] to [n_embd, n]."""
+def sum_of_experts(outputs: Tensor) -> Tensor:
+    """[n_embd, n_used, n] to [n_embd, n], by halves: of eight experts' outputs three additions, not seven."""
     n_embd, n_used, n_tokens, _ = outputs.shape
     ctx.forward(outputs)
-    parts = [outputs.view((n_embd, n_tokens), (4 * n_embd * n_used,), 4 * n_embd * i) for i in range(n_used)]
-    return reduce(lambda a, b: a + b, parts) if n_used > 1 else parts[0].contiguous()
+    odd = None
+    while n_used > 1:
+        half = n_used // 2
+        strides = outputs.strides[1:3]
+        first, second = (outputs.view((n_embd, half, n_tokens), strides, i * half * strides[0]) for i in (0, 1))
+        if n_used % 2:
+            last = outputs.view((n_embd, 1, n_tokens), strides, 2 * half * strides[0])
+            odd = last if odd is None else odd + last
+        outputs, n_used = first + second, half
+    outputs = outputs if odd is None else outputs + odd
+    return outputs.reshape(n_embd, n_tokens)

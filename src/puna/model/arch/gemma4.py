@@ -160,7 +160,7 @@ class Mixture:
             n_experts = o.routing.n_experts
             scales = step.ctx.use(self.down_scale).reshape(1, n_experts, 1).repeat(1, n_experts, n, 1)
             outputs = outputs * scales.rows(experts)
-        return self.post_norm(weighted_sum(step.ctx, outputs, weights), o.eps)
+        return self.post_norm(weighted_sum(outputs, weights), o.eps)
 
 
 @dataclass

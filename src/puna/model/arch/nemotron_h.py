@@ -72,7 +72,7 @@ class Experts:
         narrow = x if self.latent is None else self.latent.down(x)
         each = narrow.reshape(narrow.shape[0], 1, narrow.shape[1])
         outputs = self.down(self.up(each, experts).relu().square(), experts)
-        routed = weighted_sum(ctx, outputs, weights)
+        routed = weighted_sum(outputs, weights)
         if self.latent is not None:
             routed = self.latent.up(routed)
         return routed + self.shared_down(self.shared_up(x).relu().square())
