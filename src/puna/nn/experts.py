@@ -179,7 +179,6 @@ def weighted_sum(outputs: Tensor, weights: Tensor) -> Tensor:
 def sum_of_experts(outputs: Tensor) -> Tensor:
     """[n_embd, n_used, n] to [n_embd, n], by halves: of eight experts' outputs three additions, not seven."""
     n_embd, n_used, n_tokens, _ = outputs.shape
-    ctx.forward(outputs)
     odd = None
     while n_used > 1:
         half = n_used // 2
