@@ -139,6 +139,8 @@ class LlamaModel:
             for use in (Use.ROWS, Use.MATRIX):
                 weights.tensor(TABLE, use)
             return sum(weights.layer_bytes(head))
+        except LoadError:  # the device does not multiply this type: libllama leaves the head with the host
+            return 0
         finally:
             weights.close()
 
