@@ -35,8 +35,8 @@ def next_to_start(waiting: Iterable[Request], running: Sequence[Request], slots:
     it: requests that arrive together with a common prefix compute it once. Those behind it in the queue may pass.
     """
     for _, request in zip(range(LOOKAHEAD), waiting, strict=False):
-        have = slots.cached(request.tokens)
-        if all(_soon_shared(request, other) < have + MIN_SHARED for other in running):
+        soon = max((_soon_shared(request, other) for other in running), default=0)
+        if soon < MIN_SHARED or soon < slots.cached(request.tokens) + MIN_SHARED:
             return request
     return None
 

@@ -47,7 +47,8 @@ class Slots:
 
     def _reusable(self, slot: Slot, tokens: list[int]) -> int:
         """How many of the prompt's tokens the slot spares: all that it shares, or less where it has forgotten them."""
-        return resume_point(self._cache, slot.sequence, slot.shared_with(tokens))
+        shared = slot.shared_with(tokens)
+        return resume_point(self._cache, slot.sequence, shared) if shared else 0
 
     def acquire(self, tokens: list[int]) -> tuple[int, int]:
         """A sequence for a prompt, and how many of its tokens are in the cache there: at most all but the last.
