@@ -77,11 +77,14 @@ class Channel:
         self._tally = tally
         self._lock = threading.Lock()
         self._exchanges: dict[int, _Exchange] = {}
+        self._is_closed = False
         self._submitters = ThreadPoolExecutor(_SUBMITTERS, "submit")
         service.after_step(outbox.flush)
 
     def handle(self, line: bytes) -> None:
         """Do what a line says; never raises, never blocks."""
+        if self._is_closed:
+            return
         try:
             command = decode_command(line)
         except BadRequest as error:
@@ -106,6 +109,8 @@ class Channel:
             require_ready(self._service)
             exchange.started(self._service.submit(command.request, exchange.emit))
         except Exception as error:
+            if self._is_closed:  # that it came too late to be started is no answer either
+                return
             reply = failed(error)
             if reply.status == 500:
                 log.exception("a request could not be started")
@@ -120,6 +125,10 @@ class Channel:
             return
         self.outbox.put(number, failed(error))
         self.outbox.flush()
+
+    def close(self) -> None:
+        """Take nothing more: who still asks learns from the end of the line that this process has ended."""
+        self._is_closed = True
 
     def ended(self, number: int, last: CompletionReply) -> None:
         with self._lock:

@@ -89,8 +89,9 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = Non
 
     tally = Tally()
     engine = StartingEngine(make_when_named, _load_request(args) if args.load else None)
-    inbox.follow(Channel(engine, Outbox(connection_to_parent()), named, tally).handle)
-    serve(engine, listener, tally)
+    channel = Channel(engine, Outbox(connection_to_parent()), named, tally)
+    inbox.follow(channel.handle)
+    serve(engine, listener, tally, channel.close)
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:

@@ -118,13 +118,15 @@ class StartingEngine:
 class _Server(uvicorn.Server):
     """uvicorn with the engine closed first, so that streams end with their terminal line, and a clean exit status."""
 
-    def __init__(self, config: uvicorn.Config, service: EngineService) -> None:
+    def __init__(self, config: uvicorn.Config, service: EngineService, take_no_more: Callable[[], None]) -> None:
         super().__init__(config)
         self._service = service
+        self._take_no_more = take_no_more
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:  # nothing new while the engine ends what it has
             server.close()
+        self._take_no_more()
         try:
             await asyncio.wait_for(asyncio.to_thread(self._service.close), CLOSE_S)
         except TimeoutError:
@@ -154,7 +156,10 @@ class _Server(uvicorn.Server):
             timer.start()
 
 
-def make_server(service: EngineService, tally: Tally | None = None) -> uvicorn.Server:
+def make_server(
+    service: EngineService, tally: Tally | None = None, take_no_more: Callable[[], None] = lambda: None
+) -> uvicorn.Server:
+    """*take_no_more* ends what else brings requests, before the engine is closed."""
     config = uvicorn.Config(
         make_app(service, tally or Tally()),
         http="httptools",
@@ -167,9 +172,9 @@ def make_server(service: EngineService, tally: Tally | None = None) -> uvicorn.S
         timeout_keep_alive=120,  # longer than a client keeps idle connections: it never writes into one we just closed
         timeout_graceful_shutdown=DRAIN_S,
     )
-    return _Server(config, service)
+    return _Server(config, service, take_no_more)
 
 
-def serve(service: EngineService, listener: socket.socket, tally: Tally) -> None:
+def serve(service: EngineService, listener: socket.socket, tally: Tally, take_no_more: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT."""
-    make_server(service, tally).run(sockets=[listener])
+    make_server(service, tally, take_no_more).run(sockets=[listener])

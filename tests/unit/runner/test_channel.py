@@ -214,6 +214,16 @@ def test_replies_to_a_parent_that_has_left_are_dropped(line: Line) -> None:
     assert line.outbox.n_unsent == 0
 
 
+def test_once_closed_what_runs_ends_and_what_comes_is_not_answered(line: Line) -> None:
+    line.complete(1, "silent")
+    wait_until(lambda: line.engine.handles)
+    line.channel.close()
+    line.complete(2, "one")
+    line.engine.close()
+    assert line.answers(1) == {1: [Failed(error="the runner is ending", status=503)]}
+    assert len(line.engine.handles) == 1
+
+
 def test_the_first_word_names_the_model(line: Line) -> None:
     line.say(NameModel(path="a.gguf"))
     line.say(NameModel(path="b.gguf"))
