@@ -7,6 +7,7 @@ numbers of tokens in a step: neighbours with equally many form a group, and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -23,6 +24,9 @@ from puna.ml.tensor import DType, Tensor
 # in LFM2 1.2B and 75 MB in Qwen3-Next.
 N_CHECKPOINTS, INTERVAL, CHECKPOINT_BYTES = 8, 1024, 256 << 20
 
+# A state is written as so many rows at most: ggml's threads share rows among them, and one state may be megabytes.
+_PARTS = 16
+
 
 @dataclass(frozen=True)
 class StateGroup:
@@ -34,7 +38,7 @@ class StateGroup:
     ctx: Context
     pools: Mapping[str, Tensor]
     sources: Tensor  # slots of the states before this step, I32 [n_sequences]
-    targets: Tensor  # and after it, I64
+    targets: Tensor  # where the parts of each go after it, I64 [n_parts * n_sequences]
 
     def rows(self, x: Tensor, begin: int = 0, width: int = 0) -> Tensor:
         """Values [begin, begin + width) of this group's rows of x [n_values, n], which is contiguous; all unless stated.
@@ -55,9 +59,11 @@ class StateGroup:
 
     def store(self, name: str, state: Tensor) -> None:
         """The states after this step, of as many values; once per name."""
-        pool = self.pools[name]
-        flat = state.reshape(pool.shape[0], self.n_sequences)
-        self.ctx.forward(self.ctx.use(pool).set_rows(flat, self.targets))
+        pool, n = self.pools[name], self.targets.shape[0]
+        n_parts = n // self.n_sequences
+        width = pool.shape[0] // n_parts
+        parts = self.ctx.use(pool).reshape(width, pool.shape[1] * n_parts)
+        self.ctx.forward(parts.set_rows(state.reshape(width, n), self.targets))
 
 
 @runtime_checkable
@@ -89,6 +95,7 @@ class RecurrentCache:
             {name: backend.storage(i, DType.F32, width, self.checkpoints.n_slots) for name, width in names.items()}
             for i, names in enumerate(widths)
         ]
+        self._n_parts = math.gcd(_PARTS, *(width for names in widths for width in names.values()))
         self._layer = 0
         self._groups: list[tuple[int, int, int]] = []  # first row, rows of each sequence, sequences
         self._slots = np.zeros((2, 0), np.int64)  # read and write, of each sequence in the batch
@@ -147,14 +154,15 @@ class RecurrentCache:
         return tuple(self._groups)
 
     def make_inputs(self, ctx: Context) -> None:
-        self.inputs = [(ctx.input(DType.I32, n), ctx.input(DType.I64, n)) for _, _, n in self._groups]
+        self.inputs = [(ctx.input(DType.I32, n), ctx.input(DType.I64, n * self._n_parts)) for _, _, n in self._groups]
 
     def set_inputs(self, ctx: Context) -> None:
         assert START not in self._slots[1], "a reserved graph is never computed"
         begin = 0
         for (_, _, n), (sources, targets) in zip(self._groups, self.inputs, strict=True):
             ctx.set(sources, np.ascontiguousarray(self._slots[0, begin : begin + n], np.int32))
-            ctx.set(targets, np.ascontiguousarray(self._slots[1, begin : begin + n]))
+            parts = self._slots[1, begin : begin + n, None] * self._n_parts + np.arange(self._n_parts)
+            ctx.set(targets, parts.reshape(-1))
             begin += n
 
     # Sequences.
