@@ -328,26 +328,3 @@ def test_inputs_are_set_again_for_every_compute(is_on_host: bool, tmp_path: Path
             context.set(a, wrong)
     context.close()
     backend.close()
-
-
-def test_neighbours_in_memory_are_one_view_and_others_are_not(tmp_path: Path) -> None:
-    backend, _ = opened(write_llama(tmp_path / "m.gguf", n_layers=1))
-    ctx = backend.context(16)
-    rows = np.arange(36, dtype=np.float32).reshape(3, 12)
-    x = ctx.input(DType.F32, 12, 3)
-    query, key, value = (x.view((2, n, 3), (8, 48), 8 * begin) for begin, n in ((0, 3), (3, 2), (5, 1)))
-    both = query.with_next(key)
-    assert both is not None
-    assert both.shape == (2, 5, 3, 1)
-    ctx.output(both.contiguous().reshape(10, 3))
-    for apart in (query.with_next(value), key.with_next(query), query.with_next(query), query.with_next(x)):
-        assert apart is None
-    following = key.with_next(value)
-    assert following is not None
-    found = following.contiguous().reshape(6, 3)
-    ctx.output(found)
-    ctx.set(x, rows)
-    assert ctx.compute()
-    np.testing.assert_array_equal(ctx.values(found), rows[:, 6:12])
-    ctx.close()
-    backend.close()

@@ -185,9 +185,6 @@ class Tensor(Protocol):
     def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Self:
         """Part of the same memory; strides (of axes 1 and up) and offset in bytes."""
 
-    def with_next(self, other: Self) -> Self | None:
-        """One view [a, b + c, n] of self [a, b, n] and other [a, c, n], where other lies in memory right behind self; or None."""
-
     def pad(self, a: int, b: int = 0, c: int = 0, d: int = 0) -> Self:
         """So many zeros more at the end of each axis."""
 

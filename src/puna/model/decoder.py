@@ -146,19 +146,6 @@ class Step:
         """Queries or keys [head_dim, n_heads, n] by their positions; unchanged without a rotation."""
         return x.rope(self.inputs.positions, rope, self.factors) if rope else x
 
-    def rotate_both(self, query: Tensor, key: Tensor, rope: RopeOptions | None) -> tuple[Tensor, Tensor]:
-        """The same of both; by one operation where the key lies behind the query, as parts of one product do."""
-        both = query.with_next(key) if rope else None
-        if both is None:
-            return self.rotate(query, rope), self.rotate(key, rope)
-        rotated = self.rotate(both, rope)
-        (dim, n_heads, n, _), n_kv_heads = query.shape, key.shape[1]
-        strides = rotated.strides
-        return (
-            rotated.view((dim, n_heads, n), strides[1:3], 0),
-            rotated.view((dim, n_kv_heads, n), strides[1:3], n_heads * strides[1]),
-        )
-
     def outputs_only(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """In the last layer the rows whose logits are wanted; a layer calls it once its rows no longer need each other."""
         if not self.is_last or self.inputs.outputs is None:

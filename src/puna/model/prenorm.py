@@ -69,7 +69,7 @@ class Attention:
         query, key = self.normalised(query, key, o)
         if rope is None:  # parts of one matrix's product are views
             query, key = query.contiguous(), key.contiguous()
-        query, key = step.rotate_both(query, key, rope)
+        query, key = step.rotate(query, rope), step.rotate(key, rope)
         if step.temperature is not None:
             query = query * step.temperature
         return self.output(self.mixed(query, key, value, step, o))

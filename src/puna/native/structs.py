@@ -24,12 +24,6 @@ def strides(tensor: int) -> tuple[int, int, int, int]:
     return b0, b1, b2, b3
 
 
-def place(tensor: int) -> tuple[int, int]:
-    """The tensor whose memory this one uses, itself or the one it is a view of, and at which byte of it this one begins."""
-    fields = ggml_tensor.from_address(tensor)
-    return (fields.view_src, fields.view_offs) if fields.view_src else (tensor, 0)
-
-
 def type_of(tensor: int) -> int:
     return int(ggml_tensor.from_address(tensor).type)
 

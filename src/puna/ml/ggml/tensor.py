@@ -235,12 +235,6 @@ class GGMLTensor:
         function = (ggml().ggml_view_1d, ggml().ggml_view_2d, ggml().ggml_view_3d, ggml().ggml_view_4d)[len(shape) - 1]
         return GGMLTensor(function(self.graph, self.address, *shape, *strides, offset), self.graph)
 
-    def with_next(self, other: GGMLTensor) -> GGMLTensor | None:
-        (a, b, n, last), strides, (owner, begin) = self.shape, self.strides, structs.place(self.address)
-        if other.strides != strides or structs.place(other.address) != (owner, begin + b * strides[1]) or last != 1:
-            return None
-        return self.view((a, b + other.shape[1], n), strides[1:3], 0)
-
     def copy_to(self, target: GGMLTensor) -> GGMLTensor:
         graph = self.graph or target.graph
         return GGMLTensor(ggml().ggml_cpy(graph, self.address, target.address), graph)

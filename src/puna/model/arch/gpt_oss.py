@@ -47,7 +47,7 @@ class Attention:
     def __call__(self, x: Tensor, step: Step, o: Options) -> Tensor:
         rope = o.rope_of(step.layer)
         query, key, value = self.qkv(x, o.n_heads[step.layer], o.n_kv_heads[step.layer], o.head_dim, o.head_dim_v)
-        query, key = step.rotate_both(query, key, rope)
+        query, key = step.rotate(query, rope), step.rotate(key, rope)
         return self.output(attention(step.ctx, query, key, value, step.cache, o.scale, sinks=self.sinks))
 
 

@@ -70,7 +70,7 @@ class Attention(prenorm.Attention):
         rope = o.rope_of(step.layer)
         query, key, value = self.qkv(x, o.n_heads[step.layer], o.n_kv_heads[step.layer], o.head_dim, o.head_dim_v)
         if rope:
-            query, key = step.rotate_both(query, key, rope)
+            query, key = step.rotate(query, rope), step.rotate(key, rope)
             if o.has_norms:
                 query, key = query.rms_norm(o.eps), key.rms_norm(o.eps)
         elif step.temperature is not None:
