@@ -23,6 +23,11 @@ from puna.native.signature import declare
 TESTED_GGML = ("0.25.3",)
 PACKAGE = "llama-cpp-python==0.3.36"
 
+# How often a computing thread that waits looks again before it gives its core away (GCC's OpenMP; its own default is
+# 300,000, a millisecond). Waits between two operations are far shorter; those between two steps are the time in which
+# other threads bring the last step's tokens to their readers. Figures in docs/BENCHMARKS.md.
+SPIN_COUNT = 4000
+
 _SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 
 
@@ -58,6 +63,8 @@ class Opened:
     def __init__(self) -> None:
         # A failed assertion in ggml would start a debugger to print its stack before it aborts.
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # read once, when the library is opened
         self.folder = library_dir()
         self.paths = {name: _file(self.folder, name) for name in ("ggml-base", "ggml-cpu", "ggml", "llama")}
         mode = getattr(os, "RTLD_GLOBAL", 0) | getattr(os, "RTLD_NOW", 0)
