@@ -6,8 +6,9 @@ import signal
 
 
 def interrupt_on_sigterm() -> None:
-    """SIGTERM becomes KeyboardInterrupt, as an interrupt from the terminal is, so that what was started is ended on the way out.
+    """SIGTERM becomes an interrupt, as from the terminal, so that what was started is ended on the way out.
 
-    By default it would end this process at once, and leave its servers behind.
+    By default it would end this process at once, and leave its servers behind. An exception raised here might be swallowed by
+    whatever callback of an event loop it met; an interrupt cancels the loop's task instead.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
