@@ -22,15 +22,10 @@ class Inbox:
         """Bytes as they come, in pieces of any size."""
         searched = len(self._rest)
         self._rest += data
-        if (end := self._rest.find(b"\n", searched)) < 0:
+        if (end := self._rest.rfind(b"\n", searched)) < 0:
             return
-        lines = []
-        begin = 0
-        while end >= 0:
-            lines.append(bytes(self._rest[begin:end]))
-            begin = end + 1
-            end = self._rest.find(b"\n", begin)
-        del self._rest[:begin]
+        lines = bytes(self._rest[:end]).split(b"\n")
+        del self._rest[: end + 1]
         with self._lock:
             if self._handle is None:
                 self._kept += lines
