@@ -24,7 +24,7 @@ TESTED_GGML = ("0.25.3",)
 PACKAGE = "llama-cpp-python==0.3.36"
 
 # How often a computing thread that waits looks again before it gives its core away (GCC's OpenMP; its own default is
-# 300,000, a millisecond). Waits between two operations are far shorter; those between two steps are the time in which
+# 300,000). Waits between two operations are far shorter; those between two steps are the time in which
 # other threads bring the last step's tokens to their readers. Figures in docs/BENCHMARKS.md.
 SPIN_COUNT = 4000
 
