@@ -12,7 +12,7 @@ import pytest
 
 from puna.runner.engine import Engine
 from puna.wire import CompletionReply, Done
-from tests.contract.test_engine import Answer, started, wait_for
+from tests.contract.test_engine import Answer, started
 from tests.models.lfm2 import write_lfm2
 from tests.models.mamba import write_mamba2
 from tests.models.qwen3next import write_qwen3next
@@ -52,14 +52,26 @@ def checked(model: Path, **options: Any) -> Iterator[Engine]:
 
 
 class Holding(Answer):
-    """Its first reply keeps the engine's thread until it is released: what is submitted meanwhile arrives together."""
+    """Made when its first reply keeps the engine's thread, until it is released: what is submitted meanwhile arrives together.
 
-    def __init__(self, engine: Engine, prompt: str, **fields: Any) -> None:
+    Before that reply the engine may admit what comes next in the same step, alone, and compute it past where those that
+    come after it would have made it stop.
+    """
+
+    def __init__(self, engine: Engine, prompt: str, *, n_passed: int = 0, **fields: Any) -> None:
+        """The first *n_passed* replies keep nobody."""
+        self._n_passed = n_passed
+        self._holds = threading.Event()
         self.release = threading.Event()
         super().__init__(engine, prompt, **fields)
+        assert self._holds.wait(20)
 
     def _take(self, reply: CompletionReply) -> None:
-        assert self.release.wait(20)
+        if self._n_passed:
+            self._n_passed -= 1
+        else:
+            self._holds.set()
+            assert self.release.wait(20)
         super()._take(reply)
 
 
@@ -95,6 +107,15 @@ def from_scratch(fresh: Engine, prompt: str) -> str:
     return text
 
 
+def is_as_alone(engine: Engine, fresh: Engine, model: Path, prompt: str, answer: Answer) -> bool:
+    """Whether the text is that from scratch, or another of tokens as likely; the answer must return its tokens.
+
+    In company the cut of the steps is not always the same. In these models it moves logits by up to 0.03, and in some of
+    the answers the two likeliest tokens are closer than 0.01 at one place.
+    """
+    return answer.text == from_scratch(fresh, prompt) or is_greedy(engine, model, answer.done())
+
+
 def test_a_conversation_goes_on_from_the_end_of_the_answer(engine: Engine, model: Path) -> None:
     context: list[int] = []
     for turn in range(3):
@@ -122,13 +143,15 @@ def test_the_same_prompt_again_is_computed_in_one_small_step(engine: Engine) -> 
     assert n - 8 <= cached < n
 
 
-def test_chats_that_begin_alike_and_arrive_together_compute_the_beginning_once(engine: Engine, fresh: Engine) -> None:
+def test_chats_that_begin_alike_and_arrive_together_compute_the_beginning_once(
+    engine: Engine, fresh: Engine, model: Path
+) -> None:
     prompts = [STORY + 9 * end for end in ("why is the sky blue ", "one two three four ", "hello world ", "what is it ")]
     before = Holding(engine, "x", n_predict=1)
-    answers = [Answer(engine, p) for p in prompts]
+    answers = [Answer(engine, p, return_tokens=True) for p in prompts]
     before.release.set()
     done = [a.done() for a in answers]
-    assert [a.text for a in answers] == [from_scratch(fresh, p) for p in prompts]
+    assert all(is_as_alone(engine, fresh, model, p, a) for p, a in zip(prompts, answers, strict=True))
     n = said(engine, STORY)[1]
     assert sorted(d.cached_count for d in done)[0] <= 1
     assert all(d.cached_count >= n - 2 for d in sorted(done, key=lambda d: d.cached_count)[1:])
@@ -137,24 +160,24 @@ def test_chats_that_begin_alike_and_arrive_together_compute_the_beginning_once(e
     assert cached >= n - 2
 
 
-def test_requests_in_company_say_what_each_says_alone(engine: Engine, fresh: Engine) -> None:
+def test_requests_in_company_say_what_each_says_alone(engine: Engine, fresh: Engine, model: Path) -> None:
     prompts = [
         f"{word} " * count for word, count in (("fox", 3), ("sun", 150), ("sea", 40), ("river", 90), ("one", 1), ("x", 60))
     ]
-    answers = [Answer(engine, p) for p in prompts]
+    answers = [Answer(engine, p, return_tokens=True) for p in prompts]
     for answer in answers:
         answer.done()
-    assert [a.text for a in answers] == [from_scratch(fresh, p) for p in prompts]
+    assert all(is_as_alone(engine, fresh, model, p, a) for p, a in zip(prompts, answers, strict=True))
 
 
-def test_a_cancelled_prompt_leaves_what_others_can_use(engine: Engine, fresh: Engine) -> None:
-    first = Answer(engine, STORY * 2, n_predict=400)
-    wait_for(lambda: len(first.text) > 4)
+def test_a_cancelled_prompt_leaves_what_others_can_use(engine: Engine, fresh: Engine, model: Path) -> None:
+    first = Holding(engine, STORY * 2, n_predict=400, n_passed=4)
     first.handle.cancel()
+    first.release.set()
     assert first.done().reason == "cancelled"
-    text, _, cached = said(engine, STORY * 2)
-    assert cached > 256
-    assert text == from_scratch(fresh, STORY * 2)
+    second = Answer(engine, STORY * 2, return_tokens=True)
+    assert second.done().cached_count > 256
+    assert is_as_alone(engine, fresh, model, STORY * 2, second)
 
 
 def test_a_full_context_shifts_by_computing_what_is_left(model: Path) -> None:
