@@ -204,7 +204,7 @@ class LoadOptions(Message, frozen=True):
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] = "f16"
     flash_attention: bool = True  # False: step by step, for devices without the fused operation
     build_ahead: bool = False  # the next step's graph while a step is computed: takes the working memory twice
-    use_mmap: bool = True
+    use_mmap: bool | None = None  # None: a small file is read into memory where that makes it faster
     gpu_layers: list[DeviceLayers] = []
     adapters: list[str] = []  # LoRA files that change the weights, in this order
 

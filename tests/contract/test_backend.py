@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from puna.ml.ggml.weights import Weights
 from puna.ml.tensor import DType
 from puna.model.registry import open_model
 from puna.native import structs
+from puna.native.pages import can_be_huge
 from puna.wire import DeviceLayers
 from tests.puna_engine import PunaEngine
+from tests.smaps import flags_of
 from tests.tiny import write_llama
 
 
@@ -41,7 +44,7 @@ JOINED = ("attn_q.", "attn_k.", "attn_v.", "ffn_gate.", "ffn_up.")
 
 def test_plain_weights_are_pages_of_the_file(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "m.gguf", dtype="f16")
-    backend, _ = opened(path)
+    backend, _ = opened(path, use_mmap=True)
     sizes = {name: t.n_bytes for name, t in backend.file.tensors.items()}
     memory = backend.memory()
     assert memory.mapped == pytest.approx(sum(n for name, n in sizes.items() if not any(j in name for j in JOINED)), rel=0.01)
@@ -51,7 +54,7 @@ def test_plain_weights_are_pages_of_the_file(tmp_path: Path) -> None:
 
 def test_large_matrices_are_not_copied_to_lie_together(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "m.gguf", n_layers=1, n_embd=1024, n_ff=2048)
-    backend, _ = opened(path)
+    backend, _ = opened(path, use_mmap=True)
     assert backend.memory().mapped == pytest.approx(sum(t.n_bytes for t in backend.file.tensors.values()), rel=0.01)
     backend.close()
 
@@ -61,6 +64,27 @@ def test_nothing_is_mapped_when_that_is_not_wanted(tmp_path: Path) -> None:
     backend.allocate()
     backend.load(lambda _share: None)
     assert backend.memory().mapped == 0
+    backend.close()
+
+
+def test_a_small_file_is_read_into_huge_pages_and_a_larger_one_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_llama(tmp_path / "m.gguf", dtype="f16")
+    for limit in (path.stat().st_size, path.stat().st_size - 1):
+        monkeypatch.setattr("puna.ml.ggml.weights.SMALL_FILE_BYTES", limit)
+        backend, _ = opened(path)
+        is_read = limit == path.stat().st_size and can_be_huge()
+        assert (backend.memory().mapped == 0) is is_read
+        backend.allocate()
+        backend.load(lambda _share: None)
+        table = np.frombuffer(structs.memory(backend.tensor("token_embd.weight", Use.ROWS).address, 1), np.uint8)
+        assert ("hg" in flags_of(table.ctypes.data + mmap.PAGESIZE)) is is_read
+        backend.close()
+
+
+def test_where_no_page_is_huge_even_a_small_file_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("puna.ml.ggml.weights.can_be_huge", lambda: False)
+    backend, _ = opened(write_llama(tmp_path / "m.gguf", dtype="f16"))
+    assert backend.memory().mapped > 0
     backend.close()
 
 
@@ -92,14 +116,14 @@ def test_matrices_that_gain_from_another_order_are_converted_and_a_veto_keeps_th
         asked.append((buffer_type, tensor_type))
         return False
 
-    backend, _ = opened(path, allows=veto)
+    backend, _ = opened(path, allows=veto, use_mmap=True)
     plain = [t.n_bytes for name, t in backend.file.tensors.items() if not any(j in name for j in JOINED)]
     assert backend.memory().mapped == pytest.approx(sum(plain), rel=0.01)
     backend.close()
     special = [b.name for b in cpu().buffer_types[:-1]]
     assert {name for name, _ in asked} == set(special)
     if special:
-        backend, _ = opened(path)
+        backend, _ = opened(path, use_mmap=True)
         assert backend.memory().mapped < sum(plain)
         backend.close()
 

@@ -90,11 +90,13 @@ async def _baseline(path: Path) -> int:
     [
         *((name, n_ctx, True) for name in (*MODELS, STARTER) for n_ctx in (512, 2048)),
         ("large", 512, False),
+        ("large", 512, None),
         (STARTER, 512, False),
+        (STARTER, 2048, None),
     ],
 )
 def test_ps_tells_what_was_taken(
-    server: Server, starter_store: Store, folder: Path, name: str, n_ctx: int, use_mmap: bool
+    server: Server, starter_store: Store, folder: Path, name: str, n_ctx: int, use_mmap: bool | None
 ) -> None:
     path = path_of(name, folder, starter_store)
     check(server, path, name if name == STARTER else str(path), n_ctx, use_mmap)
@@ -112,7 +114,7 @@ def test_ps_tells_what_libllama_has_taken(
     check(libllamas, path, str(path), 512, use_mmap)
 
 
-def check(server: Server, path: Path, model: str, n_ctx: int, use_mmap: bool) -> None:
+def check(server: Server, path: Path, model: str, n_ctx: int, use_mmap: bool | None) -> None:
     tokens = [i * 7 % 300 for i in range(n_ctx - 40)]
     options = {"num_ctx": n_ctx, "num_predict": 4, "temperature": 0, "use_mmap": use_mmap}
     body = {"model": model, "context": tokens, "prompt": "hello", "options": options, "stream": False}

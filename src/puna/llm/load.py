@@ -44,7 +44,10 @@ class WantedLoad:
             return False
         if loaded.adapters != self.options.adapters:
             return False
-        return all(getattr(loaded, name) == getattr(self.options, name) for name in self.explicit - {"n_ctx"})
+        asked = self.explicit - {"n_ctx"}
+        if self.options.use_mmap and loaded.use_mmap is None:
+            asked -= {"use_mmap"}  # to read again what was small enough to be read would change nothing
+        return all(getattr(loaded, name) == getattr(self.options, name) for name in asked)
 
     def is_placed_by(self, loaded: WantedLoad, n_gpus: int) -> bool:
         """Whether a runner that was loaded by that wish lies where this one wants it, on a machine with so many GPUs."""
@@ -85,7 +88,7 @@ def wanted_load(
         kv_cache_type=kv_cache_type(settings),
         flash_attention=settings.flash_attention,
         build_ahead=settings.build_ahead,
-        use_mmap=True if options.use_mmap is None else options.use_mmap,
+        use_mmap=options.use_mmap,
         adapters=[str(path) for path in adapters],
     )
     num_gpu = options.num_gpu if options.num_gpu is not None and options.num_gpu >= 0 else None

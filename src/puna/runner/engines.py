@@ -165,7 +165,7 @@ def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, ch
         cache_type=int(_CACHE_TYPES[options.kv_cache_type]),
         pooling=int(pooling),
         flash_attention=options.flash_attention,
-        use_mmap=options.use_mmap,
+        use_mmap=options.use_mmap is not False,
         use_repacking=all(facts.allows(kind, name) for kind in facts.buffer_types for name in types),
         layers=options.gpu_layers,
         adapters=options.adapters,

@@ -71,6 +71,8 @@ def test_models_that_compute_one_sequence_at_a_time() -> None:
         ({"num_thread": 2}, LoadOptions(n_threads=2), True),
         ({"use_mmap": False}, LoadOptions(), False),
         ({"use_mmap": True}, LoadOptions(), True),
+        ({"use_mmap": True}, LoadOptions(use_mmap=False), False),
+        ({"use_mmap": False}, LoadOptions(use_mmap=False), True),
     ],
 )
 def test_what_a_loaded_runner_serves(options: dict[str, Any], loaded: LoadOptions, served: bool) -> None:

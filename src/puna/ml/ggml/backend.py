@@ -15,7 +15,7 @@ from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.ml.backend import LowRank, Use
 from puna.ml.ggml.adapters import Adapters
-from puna.ml.ggml.devices import Device, cpu, devices
+from puna.ml.ggml.devices import Device, cpu, devices, widen_pages
 from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.joined import parts_of
 from puna.ml.ggml.tensor import GGMLTensor
@@ -43,7 +43,7 @@ class GGMLBackend:
         *,
         n_threads: int,
         layers: Sequence[DeviceLayers] = (),
-        use_mmap: bool = True,
+        use_mmap: bool | None = None,
         allows: Callable[[str, str], bool] = lambda _buffer_type, _tensor_type: True,
         adapters: Sequence[str | Path] = (),
         flash_attention: bool = True,
@@ -168,6 +168,8 @@ class GGMLBackend:
                 wanted = sum(n for layer, _, n in self._storage if self.device_of(layer) is device)
                 raise OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of cache on {device.name}")
             self._stack.callback(g.ggml_backend_buffer_free, buffer)
+            if device.is_cpu:
+                widen_pages(buffer)
             if not device.is_cpu or g.ggml_backend_buffer_get_size(buffer) < _CLEAR_BELOW_BYTES:
                 g.ggml_backend_buffer_clear(buffer, 0)
 

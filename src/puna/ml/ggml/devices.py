@@ -7,6 +7,7 @@ from functools import cache
 
 from puna.native import structs
 from puna.native.ggml import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, ggml
+from puna.native.pages import ask_for_huge
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,9 @@ def devices() -> tuple[Device, ...]:
 
 def cpu() -> Device:
     return next(d for d in devices() if d.is_cpu)
+
+
+def widen_pages(buffer: int) -> None:
+    """Let a new buffer of the CPU lie in huge pages, where the system has them."""
+    g = ggml()
+    ask_for_huge(g.ggml_backend_buffer_get_base(buffer), g.ggml_backend_buffer_get_size(buffer))

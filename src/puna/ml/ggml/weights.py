@@ -1,8 +1,8 @@
 """A model file's tensors in memory: where each goes, how many bytes that takes, and reading them.
 
-A tensor that may stay as the file has it is a page of the mapped file. A matrix that the CPU multiplies faster in
-another order (buffer types AMX and CPU_REPACK) is converted while it is read, so it is a copy. Tensors of layers on
-a GPU are copied there.
+A tensor that may stay as the file has it is a page of the mapped file, unless the file is small: then it is read into
+huge pages. A matrix that the CPU multiplies faster in another order (buffer types AMX and CPU_REPACK) is converted while
+it is read, so it is a copy. Tensors of layers on a GPU are copied there.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from puna.errors import LoadError, MissingTensors, OutOfMemory
 from puna.gguf.reader import GGUFFile, TensorInfo
 from puna.gguf.types import TensorType
 from puna.ml.backend import Use
-from puna.ml.ggml.devices import BufferType, Device
+from puna.ml.ggml.devices import BufferType, Device, cpu, widen_pages
 from puna.native import structs
 from puna.native.ggml import BUFFER_USAGE_WEIGHTS, TYPE_F32, TYPE_I32, ggml
+from puna.native.pages import can_be_huge
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,10 @@ INPUT = -1  # the pseudo-layer of tensors that stay with the host: token embeddi
 _READERS = 2
 _CHUNK_BYTES = 8 << 20
 
+
+# A file of at most so many bytes is read rather than mapped. A step of a small model is short, so that looking up pages
+# is a part of it (docs/BENCHMARKS.md); with larger ones nothing was seen, and reading them takes seconds.
+SMALL_FILE_BYTES = 512 << 20
 
 # Joined matrices of at most so many bytes are worth a copy of what would otherwise stay in the mapped file.
 _SMALL_BYTES = 4 << 20
@@ -73,13 +78,14 @@ class Weights:
         n_layers: int,
         device_of: Callable[[int], Device],
         *,
-        use_mmap: bool,
+        use_mmap: bool | None,
         allows: Callable[[str, str], bool],
     ) -> None:
+        """*use_mmap* None: only where the file is not small, or the system has no huge pages for what is read."""
         self._file = file
         self._n_layers = n_layers
         self._device_of = device_of
-        self._use_mmap = use_mmap
+        self._use_mmap = use_mmap if use_mmap is not None else file.size > SMALL_FILE_BYTES or not can_be_huge()
         self._allows = allows
         self._contexts: dict[tuple[int, bool], int] = {}
         self._weights: dict[tuple[str, Use], Weight] = {}
@@ -212,6 +218,8 @@ class Weights:
                 wanted = sum(w.n_bytes for w in self._placed() if w.buffer_type.address == type_address and not w.is_mapped)
                 name = g.ggml_backend_buft_name(type_address).decode()
                 raise OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of weights in {name}")
+            if any(type_address == buffer_type.address for buffer_type in cpu().buffer_types):
+                widen_pages(buffer)
             g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
             self._stack.callback(g.ggml_backend_buffer_free, buffer)
         self._is_allocated = True

@@ -1,0 +1,41 @@
+"""Huge pages for memory that the tensor library has taken.
+
+A processor remembers the places of some thousand pages. Weights are read from end to end at each step, and with pages
+of 4 KiB it looks up a new one every few rows; with pages of 2 MiB hardly ever. Linux gives those to who asks, where
+its setting ``/sys/kernel/mm/transparent_hugepage/enabled`` is not ``never``; pages of files are rarely among them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from functools import cache
+from pathlib import Path
+
+SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+_ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+def can_be_huge(setting: Path = SETTING) -> bool:
+    """Whether the system gives huge pages to who asks for them."""
+    if _ADVICE is None:
+        return False
+    try:
+        return "[never]" not in setting.read_text()
+    except OSError:
+        return False
+
+
+def ask_for_huge(address: int, n_bytes: int) -> bool:
+    """Before anything was written there. The answer says whether the system took the advice; it need not follow it."""
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + n_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    return _ADVICE is not None and length > 0 and _madvise()(begin, length, _ADVICE) == 0
+
+
+@cache
+def _madvise() -> ctypes._NamedFuncPointer:
+    function = ctypes.CDLL(None).madvise
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return function
