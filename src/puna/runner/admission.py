@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from puna.kvcache.cache import Sequences
 from puna.runner.request import Request
-from puna.runner.slots import Slots, common_prefix
+from puna.runner.slots import Slots
 
 
 class Pausable(Protocol):
@@ -34,19 +34,22 @@ def next_to_start(waiting: Iterable[Request], running: Sequence[Request], slots:
     A request whose prompt begins like one that is being computed right now waits until that is done, and then copies
     it: requests that arrive together with a common prefix compute it once. Those behind it in the queue may pass.
     """
+    computing = {r.slot: r for r in running if r.n_computed < r.n_prompt and not r.is_done and not r.is_paused}
     for _, request in zip(range(LOOKAHEAD), waiting, strict=False):
-        soon = max((_soon_shared(request, other) for other in running), default=0)
+        soon = _soon_shared(request, computing, slots) if computing else 0
         if soon < MIN_SHARED or soon < slots.cached(request.tokens) + MIN_SHARED:
             return request
     return None
 
 
-def _soon_shared(request: Request, other: Request) -> int:
-    """Leading tokens that the other has in common and has still to compute a part of; else 0."""
-    if other.n_computed >= other.n_prompt or other.is_done or other.is_paused:
-        return 0
-    shared = common_prefix(other.tokens, request.tokens, min(other.n_prompt, len(request.tokens)))
-    return shared if shared > other.n_computed else 0
+def _soon_shared(request: Request, computing: Mapping[int, Request], slots: Slots) -> int:
+    """Leading tokens that one of those, by slot, has in common and has still to compute a part of, if they are not few."""
+    soon = 0
+    for sequence, shared in slots.promised(request.tokens, MIN_SHARED):
+        other = computing.get(sequence)
+        if other is not None and other.n_computed < (n := min(shared, other.n_prompt)):
+            soon = max(soon, n)
+    return soon
 
 
 def make_room(chosen: list[tuple[T, int]], cache: Sequences, slots: Slots) -> list[tuple[T, int]]:

@@ -260,7 +260,7 @@ class Engine:
         if isinstance(request, EmbeddedText):
             request.slot, _ = slots.acquire(request.tokens[:1])  # a prefix of one token is never reused
             return
-        request.slot, request.n_cached = slots.acquire(request.tokens)
+        request.slot, request.n_cached = slots.acquire(request.tokens, request.groups)
         request.n_computed = request.n_cached
         request.start()
         if request.n_predict == 0:
@@ -321,6 +321,7 @@ class Engine:
 
     def _shift(self, request: Request) -> None:
         """Drop half of what follows the kept tokens, and compute what cannot be moved again."""
+        assert self._slots is not None
         cache = self._need().cache
         n_discard = max((request.n_ctx - request.n_keep) // 2, 1)
         begin, end = cut(request.n_keep, request.n_keep + n_discard, request.groups)
@@ -332,6 +333,7 @@ class Engine:
         except NotSupported:
             request.n_computed = resume_point(cache, request.slot, begin)
             cache.remove(request.slot, request.n_computed)
+        self._slots.replace(request.slot, request.tokens, request.n_computed)
 
     def _compute(self, loaded: Loaded, chosen: list[tuple[Request, int]]) -> None:
         tokens: list[int] = []
@@ -370,17 +372,14 @@ class Engine:
             self._running.remove(request)
 
     def _start_afresh(self, error: Exception) -> None:
-        slots = self._slots
-        assert slots is not None
+        assert self._slots is not None
         with self._lock:
             unlucky = [*self._running, *self._waiting]
             self._running.clear()
             self._waiting.clear()
         for request in unlucky:
             request.fail(error)
-        for slot in slots.slots:
-            slots.empty(slot.sequence)
-            slots.release(slot.sequence)
+        self._slots.start_afresh()
 
     # The end.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from puna.runner.admission import LOOKAHEAD
+from puna.runner.prefixes import common_prefix
 from puna.runner.request import Request
 from puna.runner.schedule import Progress
-from puna.runner.slots import MIN_COPY_GAIN, common_prefix
+from puna.runner.slots import MIN_COPY_GAIN
 
 
 def stopping(request: Request, waiting: Sequence[list[int]], prompt_tail: int) -> Progress:

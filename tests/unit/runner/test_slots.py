@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from puna.runner.slots import Slots, common_prefix
+from puna.runner.slots import Slots
 
 
 class RecordingCache:
@@ -85,12 +85,42 @@ def test_a_fork_leaves_the_other_branch_in_place_when_there_is_room() -> None:
     assert again != sequence
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "length"),
-    [([1, 2, 3], [1, 2, 3], 3), ([1, 2, 3], [1, 2], 2), ([1, 9], [1, 2], 1), ([], [1], 0), ([5], [6], 0)],
-)
-def test_common_prefix(a: list[int], b: list[int], length: int) -> None:
-    assert common_prefix(a, b, min(len(a), len(b))) == length
+def test_a_list_that_takes_another_s_place_is_the_one_that_grows() -> None:
+    slots, cache = make()
+    sequence, _ = run(slots, cache, list(range(50)), end=False)
+    tokens = list(range(50))
+    slots.record(sequence, tokens, 50)
+    tokens.append(50)
+    slots.record(sequence, tokens, 51)
+    cache.lengths[sequence] = 51
+    assert slots.cached(list(range(60))) == 51
+    slots.check_integrity()
+
+
+def test_a_list_that_lost_its_middle_must_be_put_in_its_place_again() -> None:
+    slots, cache = make()
+    tokens = list(range(100))
+    sequence, _ = run(slots, cache, tokens, end=False)
+    del tokens[10:50]
+    with pytest.raises(AssertionError, match="shorter"):
+        slots.check_integrity()
+    slots.replace(sequence, tokens, 50)
+    slots.check_integrity()
+    assert slots.cached([*range(10), *range(50, 80)]) == 40
+
+
+def test_what_a_sequence_will_hold_is_promised_as_far_as_its_tokens_go() -> None:
+    slots, _ = make()
+    short, _ = slots.acquire(list(range(50)))
+    long, _ = slots.acquire(list(range(90)))
+    slots.acquire([*range(10), 7])
+    assert dict(slots.promised(list(range(100)), 11)) == {long: 90, short: 50}
+
+
+def test_an_image_at_the_end_of_a_prompt_is_computed_again_as_a_whole() -> None:
+    slots, cache = make()
+    run(slots, cache, list(range(100)))
+    assert slots.acquire(list(range(100)), groups=[(10, 30), (60, 100)])[1] == 60
 
 
 def test_ended_prefixes_are_forgotten_oldest_first_and_running_ones_never() -> None:
