@@ -15,7 +15,7 @@ from puna.kvcache.batch import batch
 from puna.runner.engine import Engine
 from puna.runner.step import Forward
 from puna.wire import Done, Failed, LoadOptions, LoadRequest, SamplingOptions
-from tests.contract.test_engine import Answer, started
+from tests.contract.test_engine import Answer, check_integrity, started
 from tests.models.table import ROWS
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
@@ -79,8 +79,7 @@ def test_requests_that_come_go_and_are_cancelled_in_the_middle_of_steps_change_n
         engine = started(path, build_ahead=ahead, n_ctx=192, n_parallel=3, n_pool=420, n_batch=64)
         try:
             texts[ahead] = churn(engine)
-            assert engine._loaded is not None
-            engine._loaded.cache.check_integrity()
+            check_integrity(engine)
             assert forward_of(engine).builds_ahead is ahead
         finally:
             engine.close()

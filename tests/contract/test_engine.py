@@ -56,6 +56,19 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.002)
 
 
+def check_integrity(engine: Engine) -> None:
+    """Once everyone has ended, what the cache and the slots know of its sequences does not contradict itself."""
+    wait_for(lambda: engine.health().active == 0)
+    check_books(engine)
+
+
+def check_books(engine: Engine) -> None:
+    assert engine._loaded is not None
+    assert engine._slots is not None
+    engine._loaded.cache.check_integrity()
+    engine._slots.check_integrity()
+
+
 class Answer:
     """Collects one request's replies and checks that exactly one of them ends it."""
 
@@ -184,8 +197,7 @@ def test_a_quantised_cache_answers_and_shifts(model: Path, cache_type: str) -> N
         forked = Answer(engine, "once upon a time there was " * 12, n_predict=3)
         again = Answer(engine, "once upon a time there was " * 12 + "x", n_predict=3)
         assert forked.done().eval_count == again.done().eval_count == 3
-        assert engine._loaded is not None
-        engine._loaded.cache.check_integrity()
+        check_integrity(engine)
     finally:
         engine.close()
 
@@ -240,9 +252,7 @@ def test_cancel_while_it_writes_and_while_it_waits(engine: Engine) -> None:
 
 
 def test_the_cache_is_sound_after_all_of_this(engine: Engine) -> None:
-    wait_for(lambda: engine.health().active == 0)
-    assert engine._loaded is not None
-    engine._loaded.cache.check_integrity()
+    check_integrity(engine)
 
 
 def test_cancel_in_the_middle_of_a_prompt_ends_the_compute(tmp_path: Path) -> None:
@@ -308,7 +318,7 @@ def test_a_fault_in_the_engine_s_own_books_fails_requests_and_not_the_engine(
         assert engine._slots is not None
         running = Answer(engine, "the sea", n_predict=4000)
         wait_for(lambda: bool(running.text))
-        monkeypatch.setattr(engine._slots, "acquire", lambda _tokens: 1 / 0)
+        monkeypatch.setattr(engine._slots, "acquire", lambda *_: 1 / 0)
         unlucky = Answer(engine, "hello")
         assert unlucky.ended.wait(20)
         assert running.ended.wait(20)
@@ -316,8 +326,7 @@ def test_a_fault_in_the_engine_s_own_books_fails_requests_and_not_the_engine(
         assert isinstance(running.end, Failed)
         monkeypatch.undo()
         assert Answer(engine, "the sea", n_predict=3).done().eval_count == 3
-        assert engine._loaded is not None
-        engine._loaded.cache.check_integrity()
+        check_integrity(engine)
     finally:
         engine.close()
 
@@ -328,6 +337,15 @@ def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(mod
     limits = {"n_ctx": 128, "n_parallel": 3, "n_pool": chance.choice([128, 200, 384]), "n_batch": chance.choice([8, 64])}
     engine = started(model, new_engine, **limits)
     answers: list[Answer] = []
+    faults: list[AssertionError] = []
+
+    def check() -> None:
+        try:
+            check_books(engine)
+        except AssertionError as fault:
+            faults.append(fault)
+
+    engine.after_step(check)
     try:
         for _ in range(60):
             if answers and chance.random() < 0.4:
@@ -339,9 +357,10 @@ def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(mod
                 time.sleep(0.01)
         assert all(a.ended.wait(60) for a in answers)
         wait_for(lambda: engine.health().active == 0 and engine.health().waiting == 0)
+        assert not faults
+        check_integrity(engine)
         assert engine._loaded is not None
         assert engine._slots is not None
-        engine._loaded.cache.check_integrity()
         assert not any(slot.is_busy for slot in engine._slots.slots)
         while engine._slots.evict():
             pass
@@ -380,8 +399,7 @@ def test_requests_that_arrive_together_compute_a_common_prefix_once(model: Path)
         own = sum(len(engine.tokenize(f" {w}", False)) for w in ("one", "two", "sky", "sun", "sea", "fox", "dog"))
         prefix = len(engine.tokenize(PREFIX, True))
         assert computed <= 1.1 * (prefix + own), (computed, prefix, own)
-        assert engine._loaded is not None
-        engine._loaded.cache.check_integrity()
+        check_integrity(engine)
     finally:
         engine.close()
 
@@ -421,8 +439,7 @@ def test_a_short_pool_is_shared_and_everyone_finishes(model: Path) -> None:
         for a, b in zip(wanted, found, strict=True):
             assert a.done().eval_count == b.done().eval_count == 200
             assert a.text == b.text
-        assert tight._loaded is not None
-        tight._loaded.cache.check_integrity()
+        check_integrity(tight)
     finally:
         roomy.close()
         tight.close()

@@ -12,7 +12,7 @@ import pytest
 
 from puna.runner.engine import Engine
 from puna.wire import CompletionReply, Done
-from tests.contract.test_engine import Answer, started
+from tests.contract.test_engine import Answer, check_integrity, started
 from tests.models.lfm2 import write_lfm2
 from tests.models.mamba import write_mamba2
 from tests.models.qwen3next import write_qwen3next
@@ -46,8 +46,7 @@ def fresh(model: Path) -> Iterator[Engine]:
 def checked(model: Path, **options: Any) -> Iterator[Engine]:
     engine = started(model, **options)
     yield engine
-    assert engine._loaded is not None
-    engine._loaded.cache.check_integrity()
+    check_integrity(engine)
     engine.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from puna.kvcache.layered import LayeredCache
 from puna.runner.engine import Engine
-from tests.contract.test_engine import Answer, started
+from tests.contract.test_engine import Answer, check_integrity, started
 from tests.tiny import write_gemma3
 
 STORY = "once upon a time there was a little girl who liked to read books and she said that the sea is blue " * 8
@@ -27,7 +27,7 @@ def engine(model: Path) -> Iterator[Engine]:
     assert engine._loaded is not None
     cache = engine._loaded.cache
     assert isinstance(cache, LayeredCache)
-    cache.check_integrity()
+    check_integrity(engine)
     engine.close()
 
 
@@ -77,8 +77,7 @@ def test_a_full_context_shifts(model: Path) -> None:
     engine = started(model, n_ctx=512, n_batch=32)
     answers = [Answer(engine, f"the {word} runs", n_predict=900) for word in ("fox", "dog", "girl")]
     assert [a.done().eval_count for a in answers] == [900] * 3
-    assert engine._loaded is not None
-    engine._loaded.cache.check_integrity()
+    check_integrity(engine)
     engine.close()
 
 
@@ -86,6 +85,5 @@ def test_a_short_pool_is_no_trouble_for_windows(model: Path) -> None:
     engine = started(model, n_ctx=512, n_parallel=3, n_pool=600, n_batch=64)
     answers = [Answer(engine, f"the {word} runs", n_predict=300) for word in ("fox", "dog", "girl", "sun")]
     assert [a.done().eval_count for a in answers] == [300] * 4
-    assert engine._loaded is not None
-    engine._loaded.cache.check_integrity()
+    check_integrity(engine)
     engine.close()
