@@ -23,6 +23,7 @@ from bench.load.prompts import Prompts
 from bench.load.sample import Sample, sample_of
 
 API = Literal["chat", "text"]
+Talk = list[str]  # what was said, by the user first and then in turn
 PATIENCE_S = 600.0  # an answer that takes longer counts as none
 
 
@@ -33,11 +34,11 @@ class Target:
     contender: Contender
     api: API = "chat"
 
-    async def ask(self, prompt: str, n_tokens: int, **more: Any) -> Exchange:
+    async def ask(self, prompt: str | Talk, n_tokens: int, **more: Any) -> Exchange:
         path = "/v1/chat/completions" if self.api == "chat" else "/v1/completions"
         return await Exchange.post(self.contender.url + path, self._body(prompt, n_tokens, more))
 
-    def _body(self, prompt: str, n_tokens: int, more: dict[str, Any]) -> bytes:
+    def _body(self, prompt: str | Talk, n_tokens: int, more: dict[str, Any]) -> bytes:
         body: dict[str, Any] = {
             "model": self.contender.model,
             "max_tokens": n_tokens,
@@ -47,10 +48,14 @@ class Target:
             "stream_options": {"include_usage": True},
             **more,
         }
-        body |= {"messages": [{"role": "user", "content": prompt}]} if self.api == "chat" else {"prompt": prompt}
+        said = [prompt] if isinstance(prompt, str) else prompt
+        if self.api == "chat":
+            body["messages"] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        else:
+            body["prompt"] = " ".join(said)
         return json.dumps(body).encode()
 
-    async def answer(self, prompt: str, n_tokens: int) -> Answer:
+    async def answer(self, prompt: str | Talk, n_tokens: int) -> Answer:
         return await finished(await self.ask(prompt, n_tokens), n_tokens)
 
 
@@ -140,6 +145,22 @@ def shared_prefix(n_requests: int, n_shared_words: int = 400, n_own_words: int =
         exchanges = await asyncio.gather(*(target.ask(text, n_tokens) for text in texts))
         await _patiently(exchanges)
         return _timed(sample_of(answers.read(exchange, n_tokens) for exchange in exchanges), begin, exchanges)
+
+    return measure
+
+
+def conversations(n_talks: int, n_turns: int, n_words: int = 100, n_tokens: int = 32) -> Measure:
+    """Conversations that go on in turn, one request at a time: what of each is still known when it comes back?"""
+
+    async def measure(target: Target, prompts: Prompts) -> Sample:
+        talks: list[Talk] = [[] for _ in range(n_talks)]
+        heard: list[Answer] = []
+        begin = time.perf_counter()
+        for talk in talks * n_turns:
+            talk.append(prompts.words(n_words))
+            heard.append(await target.answer(talk, n_tokens))
+            talk.append(heard[-1].text)
+        return _timed(sample_of(heard), begin, heard)
 
     return measure
 
@@ -243,6 +264,7 @@ ROWS = [
     Row("8", "8 clients, 100 words each", clients(8, 16)),
     Row("32", "32 clients, 100 words each", clients(32, 32)),
     Row("prefix", "16 at once, 400 words shared", shared_prefix(16)),
+    Row("talks", "24 conversations in turn, 3 times 100 words each", conversations(24, 3)),
     Row("long", "4,000 words amid 4 streams", long_prompt(4, 4000)),
     Row("schema", "8 clients, answers by a JSON schema", constrained(8, 16)),
     Row("cancel", "64 at once, 60 % leave", cancels(64)),

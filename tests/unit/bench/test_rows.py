@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from bench.load.answers import Answer
-from bench.load.rows import ROWS, _note_gaps
+from bench.load.contenders import Contender
+from bench.load.rows import ROWS, Target, _note_gaps
 from bench.load.sample import Sample
 
 
@@ -34,6 +37,13 @@ def test_streams_that_get_nothing_have_waited_all_the_time() -> None:
 def test_a_gap_begins_before_the_prompt_and_ends_with_the_last_text_before_its_token() -> None:
     found = noted(stream(8, 9, 18, 30))
     assert (found["gap_max_s"], found["stall_max_s"]) == (9, 8)
+
+
+def test_a_conversation_is_told_in_turn_and_a_text_as_one() -> None:
+    peer = Contender("peer", "http://peer", "m")
+    chat, text = (json.loads(Target(peer, api)._body(["one", "two", "three"], 5, {})) for api in ("chat", "text"))
+    assert [(m["role"], m["content"]) for m in chat["messages"]] == [("user", "one"), ("assistant", "two"), ("user", "three")]
+    assert text["prompt"] == "one two three"
 
 
 def test_rows_have_names_of_their_own() -> None:
