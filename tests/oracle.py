@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from puna.native.ggml import TYPE_F16
 from puna.native.llama import FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, llama
+
+_BESIDE = ThreadPoolExecutor(1, "oracle")
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def side_by_side(ours: Callable[[], T], theirs: Callable[[], U]) -> tuple[T, U]:
+    """What the engine and libllama compute, at the same time: while one's threads wait for each other, the other goes on."""
+    asked = _BESIDE.submit(theirs)
+    try:
+        said = ours()
+    finally:
+        wait([asked])  # nobody closes what is computing
+    return said, asked.result()
 
 
 class Oracle:

@@ -7,7 +7,6 @@ see tests/models/row.py for the bounds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +19,11 @@ from puna.native.ggml import TYPE_F16, TYPE_Q4_0, TYPE_Q8_0
 from tests import scenarios
 from tests.models.row import Row
 from tests.models.table import ROWS
-from tests.oracle import Oracle
+from tests.oracle import Oracle, side_by_side
 from tests.puna_engine import PunaEngine
 from tests.scenarios import tokens
 
 ENERGY = 1e-3  # of the error over the reference's
-
-# libllama's thread: while one core computes a step of one engine, another computes that of the other.
-BESIDE = ThreadPoolExecutor(1, "oracle")
 
 CACHE_TYPES = {"cache-q8_0": TYPE_Q8_0, "cache-q4_0": TYPE_Q4_0}  # by a part of the variant's name
 
@@ -46,12 +42,9 @@ class Pair:
 
     def both(self, tokens: Any, positions: Any, sequences: Any, outputs: Any) -> None:
         """One step of both, side by side, and the comparison."""
-        theirs = BESIDE.submit(self.oracle.decode, tokens, positions, sequences, outputs)
-        try:
-            ours = self.puna.decode(tokens, positions, sequences, outputs)
-        finally:
-            wait([theirs])
-        self.compare(ours, theirs.result())
+        step = (tokens, positions, sequences, outputs)
+        ours, theirs = side_by_side(lambda: self.puna.decode(*step), lambda: self.oracle.decode(*step))
+        self.compare(ours, theirs)
         self.puna.cache.check_integrity()
 
     def compare(self, ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> None:

@@ -20,7 +20,7 @@ from puna.kvcache.causal import CausalCache
 from puna.kvcache.layered import LayeredCache
 from puna.model.arch.gemma3 import Options
 from puna.native.ggml import TYPE_F16, TYPE_Q8_0
-from tests.oracle import Oracle
+from tests.oracle import Oracle, side_by_side
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_gemma3
 
@@ -68,7 +68,7 @@ def tokens(count: int, seed: int, n_vocab: int) -> list[int]:
 
 def both(pair: Pair, *batch: Any) -> None:
     puna, oracle = pair
-    compare(pair, puna.decode(*batch), oracle.decode(*batch))
+    compare(pair, *side_by_side(lambda: puna.decode(*batch), lambda: oracle.decode(*batch)))
     puna.cache.check_integrity()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from puna.store.store import Store
 from puna.tokenizer.tokenizer import Tokenizer
-from tests.oracle import Oracle
+from tests.oracle import Oracle, side_by_side
 from tests.puna_engine import PunaEngine
 
 N_TOKENS, CHUNK = 4096, 512
@@ -43,7 +43,7 @@ def test_perplexity_is_libllama_s_to_three_digits(starter_store: Store) -> None:
     ids = text_tokens(tokenizer)
     tokenizer.close()
     with PunaEngine(path, n_ctx=CHUNK) as puna, Oracle(path, n_ctx=CHUNK) as oracle:
-        ours, theirs = losses(puna, ids), losses(oracle, ids)
+        ours, theirs = side_by_side(lambda: losses(puna, ids), lambda: losses(oracle, ids))
     perplexity, expected = math.exp(ours.mean()), math.exp(theirs.mean())
     assert 2 < expected < 40  # it reads the text, it does not guess
     assert abs(perplexity / expected - 1) < 5e-4, (perplexity, expected)

@@ -8,7 +8,7 @@ import pytest
 
 from puna.store.store import Store
 from puna.tokenizer.tokenizer import Tokenizer
-from tests.oracle import Oracle
+from tests.oracle import Oracle, side_by_side
 from tests.puna_engine import PunaEngine
 
 QUESTIONS = [
@@ -36,6 +36,6 @@ def test_greedy_text_is_libllama_s(engines: tuple[PunaEngine, Oracle, Tokenizer]
     puna.forget()
     oracle.forget()
     prompt = tokenizer.encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
-    ours, theirs = puna.greedy(prompt, COUNT), oracle.greedy(prompt, COUNT)
+    ours, theirs = side_by_side(lambda: puna.greedy(prompt, COUNT), lambda: oracle.greedy(prompt, COUNT))
     assert ours == theirs, (tokenizer.decode(ours), tokenizer.decode(theirs))
     assert len(set(ours)) > 3
