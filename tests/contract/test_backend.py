@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,23 @@ def test_matrices_that_gain_from_another_order_are_converted_and_a_veto_keeps_th
         backend, _ = opened(path, use_mmap=True)
         assert backend.memory().mapped < sum(plain)
         backend.close()
+
+
+def test_a_closed_backend_is_gone_with_what_it_had_mapped(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", dtype="f16")
+    gc.disable()
+    try:
+        backend, _ = opened(path, use_mmap=True)
+        backend.allocate()
+        backend.load(lambda _share: None)
+        known = weakref.ref(backend)
+        backend.close()
+        del backend, _
+        assert known() is None
+        maps = Path("/proc/self/maps")
+        assert not maps.exists() or str(path) not in maps.read_text()
+    finally:
+        gc.enable()
 
 
 def test_progress_grows_to_one(tmp_path: Path) -> None:

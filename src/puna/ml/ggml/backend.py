@@ -15,7 +15,7 @@ from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.ml.backend import LowRank, Use
 from puna.ml.ggml.adapters import Adapters
-from puna.ml.ggml.devices import Device, cpu, devices, widen_pages
+from puna.ml.ggml.devices import Device, cpu, devices
 from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.joined import parts_of
 from puna.ml.ggml.tensor import GGMLTensor
@@ -57,14 +57,19 @@ class GGMLBackend:
         self._arenas: dict[int, npt.NDArray[np.uint8]] = {}
         with ExitStack() as stack:  # what is open by then is closed again when a later step fails
             self.file = file if isinstance(file, GGUFFile) else stack.enter_context(GGUFFile.open(file))
-            self.n_layers = self.file.metadata.integer("block_count")
-            self._assignment = self._assign(layers)
-            used = {d.address: d for d in self._assignment}
+            self.n_layers = n_layers = self.file.metadata.integer("block_count")
+            assignment = self._assign(layers)
+            used = {d.address: d for d in assignment}
             self.devices = [d for d in devices() if d.is_cpu or d.address in used]
 
-            def place(opened: GGUFFile) -> Weights:
-                return Weights(opened, self.n_layers, self.device_of, use_mmap=use_mmap, allows=allows)
+            # Not the method: with a circle of references the mapped file would stay until Python looks for circles.
+            def device_of(layer: int) -> Device:
+                return cpu() if layer < 0 else assignment[layer]
 
+            def place(opened: GGUFFile) -> Weights:
+                return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows)
+
+            self._device_of = device_of
             self._weights = place(self.file)
             stack.callback(self._weights.close)
             self._adapters = Adapters(adapters, self.file, place)
@@ -85,7 +90,7 @@ class GGMLBackend:
         return assignment
 
     def device_of(self, layer: int) -> Device:
-        return cpu() if layer < 0 else self._assignment[layer]
+        return self._device_of(layer)
 
     def _started(self, stack: ExitStack, n_threads: int) -> list[int]:
         """The devices at work, the CPU last."""
@@ -168,8 +173,6 @@ class GGMLBackend:
                 wanted = sum(n for layer, _, n in self._storage if self.device_of(layer) is device)
                 raise OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of cache on {device.name}")
             self._stack.callback(g.ggml_backend_buffer_free, buffer)
-            if device.is_cpu:
-                widen_pages(buffer)
             if not device.is_cpu or g.ggml_backend_buffer_get_size(buffer) < _CLEAR_BELOW_BYTES:
                 g.ggml_backend_buffer_clear(buffer, 0)
 
