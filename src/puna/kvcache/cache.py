@@ -122,6 +122,38 @@ class Cache(Sequences, Protocol):
         """Fill them; before every compute."""
 
 
+class Saved(Protocol):
+    """What a sequence held, in the host's memory: for the cache that it is of, and never changed."""
+
+    @property
+    def n_bytes(self) -> int: ...
+    def resume_point(self, position: int) -> int:
+        """As the function of this name, for a sequence that gets all of it back; 0 at least."""
+
+
+@runtime_checkable
+class SavingCache(Sequences, Protocol):
+    """A cache whose sequences can leave it and come back. Nothing may be computed meanwhile."""
+
+    def saved_bytes(self, sequence: int) -> int:
+        """What save would take; 0 where there is nothing to save or it cannot be saved."""
+
+    def save(self, sequence: int) -> Saved:
+        """A copy of all that the sequence holds and a later row may need.
+
+        Errors: MemoryError.
+        """
+
+    def restore(self, sequence: int, saved: Saved, length: int) -> None:
+        """A sequence that is empty holds the first *length* tokens again, which is a resume point, and what it can resume at.
+
+        Of recurrent states only those that there is room for: that at *length*, then the later ones first. The rows may
+        lie in other places, so that sums over them are rounded otherwise where they were not in order.
+
+        Errors: CacheFull; then nothing has changed.
+        """
+
+
 @runtime_checkable
 class CheckpointCache(Protocol):
     """A cache that may know a point to resume from where it cannot resume at the one asked for."""

@@ -8,7 +8,7 @@ ranges are equally far apart and about equally long are read by one call, as one
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from puna.errors import BadRequest
 from puna.kvcache.batch import Batch, runs
-from puna.kvcache.cache import Attended, Limits
+from puna.kvcache.cache import Attended, Limits, Saved
 from puna.kvcache.cache import NotSupported as NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells, padded
 from puna.kvcache.reach import Reach
 from puna.kvcache.rotation import Rotation, key_rotation, value_rotation
+from puna.kvcache.rows import Bytes, Pool, pieces, read_rows, write_rows
 from puna.kvcache.views import PADDING, Range, View, plan
 from puna.ml.backend import Backend, Context, row_bytes
 from puna.ml.tensor import DType, Tensor
@@ -40,6 +41,23 @@ Shift = Callable[[int, Tensor, Tensor], Tensor]
 
 # Every token sees all before it.
 ALL = Reach()
+
+
+@dataclass(frozen=True)
+class SavedCells:
+    """Of one sequence, in the order of their positions."""
+
+    positions: npt.NDArray[np.int32]
+    rows: list[Bytes]  # of each pool
+    reach: Reach | None  # of a cache that forgets
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows) + self.positions.nbytes
+
+    def resume_point(self, position: int) -> int:
+        position = min(position, int(self.positions[-1]) + 1)
+        return position if _has_history(int(self.positions[0]), position, self.reach) else 0
 
 
 class CausalCache:
@@ -272,31 +290,30 @@ class CausalCache:
         except CacheFull:
             self.cells.share(target, cells)
             return
-        pieces = _pieces(cells, copies)
-        if len(pieces) <= MAX_COPIES or self.forgets:
-            for i in range(0, len(pieces), MAX_COPIES):
-                self._copy(pieces[i : i + MAX_COPIES])
+        stretches = pieces(cells, copies)
+        if len(stretches) <= MAX_COPIES or self.forgets:
+            for i in range(0, len(stretches), MAX_COPIES):
+                self._copy(stretches[i : i + MAX_COPIES])
         else:
             self.cells.remove(target, 0, END)
             self.cells.share(target, cells)
 
-    def _copy(self, pieces: list[tuple[int, int, int]]) -> None:
+    def _copy(self, stretches: list[tuple[int, int, int]]) -> None:
         ctx = self._backend.context(16 + 2 * 3 * len(self._pools) * MAX_COPIES)
         for layer, pools in self._pools.items():
             for pool, dim in zip(pools, self._stored_dims, strict=True):
                 width = dim * self._n_kv_heads[layer]
                 cell_bytes = row_bytes(self._dtype, width)
-                for begin, copy, count in pieces:
+                for begin, copy, count in stretches:
                     rows, target = (ctx.use(pool).view((width, count), (cell_bytes,), c * cell_bytes) for c in (begin, copy))
                     ctx.forward(rows.copy_to(target))
         ctx.compute()
         ctx.close()
 
     def can_resume(self, sequence: int, position: int) -> bool:
-        if position <= 0 or not self.forgets:
-            return position <= self.length(sequence)
-        first = min(self.reach.first(position), position - 1)
-        return position <= self.length(sequence) and self.cells.firsts[sequence] <= max(first, 0)
+        if position > self.length(sequence):
+            return False
+        return _has_history(self.cells.firsts[sequence], position, self.reach if self.forgets else None)
 
     def prepare_restore(self, sequence: int, position: int) -> int:
         position = min(position, self.length(sequence))
@@ -356,6 +373,31 @@ class CausalCache:
         ctx.compute()
         ctx.close()
 
+    @property
+    def _all_pools(self) -> list[Pool]:
+        return [
+            (pool, row_bytes(self._dtype, dim * self._n_kv_heads[layer]))
+            for layer, pools in self._pools.items()
+            for pool, dim in zip(pools, self._stored_dims, strict=True)
+        ]
+
+    def saved_bytes(self, sequence: int) -> int:
+        n_bytes = sum(n for _, n in self._all_pools) + self.cells.positions.itemsize
+        return self.cells.lengths[sequence] * n_bytes
+
+    def save(self, sequence: int) -> SavedCells:
+        cells = self.cells.cells_of(sequence, 0, END)
+        rows = read_rows(self._backend, self._all_pools, cells)
+        return SavedCells(self.cells.positions[cells], rows, self.reach if self.forgets else None)
+
+    def restore(self, sequence: int, saved: Saved, length: int) -> None:
+        assert isinstance(saved, SavedCells), "saved by another cache"
+        assert not self.cells.lengths[sequence], f"sequence {sequence} is not empty"
+        n_rows = int(np.searchsorted(saved.positions, length))
+        if n_rows:
+            cells = np.array(self.cells.place(sequence, saved.positions[:n_rows]), np.int64)
+            write_rows(self._backend, self._all_pools, saved.rows, np.arange(n_rows), cells)
+
     def length(self, sequence: int) -> int:
         return self.cells.nexts[sequence]
 
@@ -372,8 +414,8 @@ class CausalCache:
             assert not n_held or is_home, f"sequence {sequence} lies outside its home"
 
 
-def _pieces(cells: npt.NDArray[np.int64], copies: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """(begin, begin of the copy, count) of each stretch that is contiguous on both sides."""
-    cuts = np.flatnonzero((np.diff(cells) != 1) | (np.diff(copies) != 1)) + 1
-    bounds = [0, *cuts.tolist(), len(cells)]
-    return [(int(cells[b]), int(copies[b]), e - b) for b, e in pairwise(bounds)]
+def _has_history(first: int, position: int, reach: Reach | None) -> bool:
+    """Whether a row at *position* finds all it sees where positions from *first* up to it are held; all are without a reach."""
+    if position <= 0 or reach is None:
+        return True
+    return first <= max(min(reach.first(position), position - 1), 0)

@@ -6,6 +6,7 @@ slot is just not given back. Sequences share slots. Slot 0 holds the state befor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -76,16 +77,20 @@ class Checkpoints:
     def _settle(self, sequence: int) -> None:
         """The state before the newest becomes a checkpoint, or goes."""
         states = self.states[sequence]
+        if not self._is_worth_keeping(states):
+            self._release(states.pop(-2))
+            return
+        states[-2] = replace(states[-2], is_checkpoint=True)
+        if len(states) > self._n_kept + 1:
+            self._release(states.pop(0))
+
+    def _is_worth_keeping(self, states: Sequence[State]) -> bool:
+        """Whether the one before the newest is."""
         candidate, newest = states[-2:]
         distance = candidate.length - (states[-3].length if len(states) > 2 else 0)
         ends_prompt = newest.n_rows <= PROMPT_TAIL and candidate.n_rows > newest.n_rows
         is_worth_it = distance >= MIN_TOKENS and (distance >= self._interval or ends_prompt)
-        if not (self._n_kept and (candidate.is_checkpoint or is_worth_it)):
-            self._release(states.pop(-2))
-            return
-        states[-2] = replace(candidate, is_checkpoint=True)
-        if len(states) > self._n_kept + 1:
-            self._release(states.pop(0))
+        return bool(self._n_kept and (candidate.is_checkpoint or is_worth_it))
 
     def _give_up_one(self) -> None:
         """Release a state that only makes some prompt shorter: of who holds most of them, and unused for longest."""
@@ -118,6 +123,27 @@ class Checkpoints:
         self.states[target] = held[:shared]
         for state in self.states[target]:
             self._n_users[state.slot] += 1
+
+    def worth_saving(self, sequence: int) -> list[State]:
+        """All states but, once its step is over, one that would go in the next."""
+        states = self.states[sequence]
+        if len(states) < 2 or self._is_worth_keeping(states):
+            return [replace(state, is_checkpoint=True) for state in states[:-1]] + states[-1:]
+        return states[:-2] + states[-1:]
+
+    def restore(self, sequence: int, saved: Sequence[State]) -> list[int]:
+        """The sequence, which must be empty, gets slots for the last so many of these states, one at least: those slots.
+
+        Of others only the room for the newest is taken: what they can resume at is as likely to be asked for.
+        """
+        assert not self.states[sequence]
+        while not self._free:
+            self._give_up_one()
+        n_states = min(len(saved), len(self._free), self._n_kept + 2)
+        slots = [self._free.pop() for _ in range(n_states)]
+        self.states[sequence] = [replace(s, slot=slot) for s, slot in zip(saved[-n_states:], slots, strict=True)]
+        self._n_users[slots] = 1
+        return slots
 
     def _release(self, state: State) -> None:
         self._n_users[state.slot] -= 1

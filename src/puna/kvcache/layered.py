@@ -7,13 +7,29 @@ of them would refuse changes none.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from puna.kvcache.batch import Batch
-from puna.kvcache.cache import Attended, CachePart, StepEndCache
-from puna.kvcache.recurrent import StateCache, StateGroup
+from puna.kvcache.cache import Attended, CachePart, Saved, SavingCache, StepEndCache
+from puna.kvcache.cells import CacheFull
+from puna.kvcache.recurrent import RecurrentCache, StateCache, StateGroup
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class SavedParts:
+    parts: list[Saved]  # by part of the cache
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.n_bytes for part in self.parts)
+
+    def resume_point(self, position: int) -> int:
+        while (least := min(part.resume_point(position) for part in self.parts)) != position:
+            position = least
+        return position
 
 
 class LayeredCache:
@@ -123,6 +139,32 @@ class LayeredCache:
     def check_remove(self, sequence: int, begin: int, end: int) -> None:
         for part in self.parts:
             part.check_remove(sequence, begin, end)
+
+    def saved_bytes(self, sequence: int) -> int:
+        sizes = [part.saved_bytes(sequence) if isinstance(part, SavingCache) else 0 for part in self.parts]
+        return sum(sizes) if all(sizes) else 0
+
+    def save(self, sequence: int) -> SavedParts:
+        return SavedParts([part.save(sequence) for part in self._saving_parts])
+
+    def restore(self, sequence: int, saved: Saved, length: int) -> None:
+        assert isinstance(saved, SavedParts), "saved by another cache"
+        pairs = list(zip(self._saving_parts, saved.parts, strict=True))
+        # States always find room, but may take it from others: they come last, when all else has some.
+        pairs.sort(key=lambda pair: isinstance(pair[0], RecurrentCache))
+        try:
+            for part, of_part in pairs:
+                part.restore(sequence, of_part, length)
+        except CacheFull:
+            for part, _ in pairs:
+                part.remove(sequence, 0)
+            raise
+
+    @property
+    def _saving_parts(self) -> list[SavingCache]:
+        parts: list[SavingCache] = [part for part in self.parts if isinstance(part, SavingCache)]
+        assert len(parts) == len(self.parts), "saved_bytes said that nothing is saved"
+        return parts
 
     def length(self, sequence: int) -> int:
         return self.parts[0].length(sequence)

@@ -15,8 +15,9 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import numpy as np
 
 from puna.kvcache.batch import Batch, runs
-from puna.kvcache.cache import Attended, Limits, NotSupported
-from puna.kvcache.checkpoints import PROMPT_TAIL, START, Checkpoints
+from puna.kvcache.cache import Attended, Limits, NotSupported, Saved
+from puna.kvcache.checkpoints import PROMPT_TAIL, START, Checkpoints, State
+from puna.kvcache.rows import Bytes, Pool, read_rows, write_rows
 from puna.ml.backend import Backend, Context, row_bytes
 from puna.ml.tensor import DType, Tensor
 
@@ -72,6 +73,21 @@ class StateCache(Protocol):
         """Groups that cover all rows in order, for the layer named last. Each state must be stored."""
 
 
+@dataclass(frozen=True)
+class SavedStates:
+    """Of one sequence, in the order of their lengths; at least one."""
+
+    states: list[State]
+    rows: list[Bytes]  # of each pool
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows)
+
+    def resume_point(self, position: int) -> int:
+        return max((s.length for s in self.states if s.length <= position), default=0)
+
+
 class RecurrentCache:
     """``widths[i]`` names the states of layer i and says how many F32 values each has; empty for other layers.
 
@@ -89,6 +105,7 @@ class RecurrentCache:
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
         self.limits = limits
+        self._backend = backend
         state_bytes = row_bytes(DType.F32, sum(sum(names.values()) for names in widths))
         self.checkpoints = Checkpoints(limits.max_sequences, n_checkpoints, interval, checkpoint_bytes // state_bytes)
         self._pools = [
@@ -189,6 +206,25 @@ class RecurrentCache:
     def check_remove(self, sequence: int, begin: int, end: int) -> None:
         if begin < end < self.length(sequence):
             raise NotSupported("a recurrent state cannot forget tokens in the middle: what follows them is computed again")
+
+    @property
+    def _all_pools(self) -> list[Pool]:
+        return [(pool, row_bytes(DType.F32, pool.shape[0])) for pools in self._pools for pool in pools.values()]
+
+    def saved_bytes(self, sequence: int) -> int:
+        return len(self.checkpoints.worth_saving(sequence)) * sum(n for _, n in self._all_pools)
+
+    def save(self, sequence: int) -> SavedStates:
+        states = self.checkpoints.worth_saving(sequence)
+        return SavedStates(states, read_rows(self._backend, self._all_pools, np.array([s.slot for s in states], np.int64)))
+
+    def restore(self, sequence: int, saved: Saved, length: int) -> None:
+        assert isinstance(saved, SavedStates), "saved by another cache"
+        states = [s for s in saved.states if s.length <= length]
+        if states:
+            slots = np.array(self.checkpoints.restore(sequence, states), np.int64)
+            source = np.arange(len(states) - len(slots), len(states))
+            write_rows(self._backend, self._all_pools, saved.rows, source, slots)
 
     def length(self, sequence: int) -> int:
         return self.checkpoints.length(sequence)

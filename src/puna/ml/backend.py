@@ -97,6 +97,12 @@ class Backend(Protocol):
     def storage(self, layer: int, dtype: DType, *shape: int) -> Tensor:
         """Zeroed memory on the layer's device that outlives graphs: caches."""
 
+    def read(self, tensor: Tensor, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        """Copy the bytes of a stored tensor from *offset* on to the host; not while a graph is computed."""
+
+    def write(self, tensor: Tensor, offset: int, values: npt.NDArray[np.uint8]) -> None:
+        """The way back."""
+
     def allocate(self) -> None: ...
     def load(self, progress: Callable[[float], None]) -> None: ...
     def context(self, max_nodes: int) -> Context: ...

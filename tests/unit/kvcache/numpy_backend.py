@@ -13,8 +13,9 @@ from puna.ml.tensor import DType
 
 
 class ArrayTensor:
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, n_bytes: int = 4) -> None:
         self.array = array
+        self.n_bytes = n_bytes  # of a value, as caches count
 
     def flatten(self) -> ArrayTensor:
         a, b, n, _ = self.shape
@@ -73,10 +74,33 @@ class ArrayBackend:
 
     def __init__(self, fill: float = np.nan) -> None:
         self.fill = fill
+        self._numbers: dict[float, int] = {}  # of values that were read from F16 tensors: two bytes do not hold more of them
 
     def storage(self, layer: int, dtype: DType, *shape: int) -> ArrayTensor:
-        del layer, dtype
-        return ArrayTensor(np.full(shape[::-1], self.fill, np.float32))
+        del layer
+        return ArrayTensor(np.full(shape[::-1], self.fill, np.float32), 2 if dtype is DType.F16 else 4)
+
+    def read(self, tensor: ArrayTensor, offset: int, out: Any) -> None:
+        values = self._values(tensor, offset, out.nbytes)
+        if tensor.n_bytes == 4:
+            out[:] = values.view(np.uint8)
+        else:
+            numbers = [self._numbers.setdefault(float(v), len(self._numbers)) for v in values]
+            out.view(np.uint16)[:] = numbers
+
+    def write(self, tensor: ArrayTensor, offset: int, values: Any) -> None:
+        if tensor.n_bytes == 4:
+            new = values.view(np.float32)
+        else:
+            known = list(self._numbers)
+            new = [known[number] for number in values.view(np.uint16)]
+        self._values(tensor, offset, values.nbytes)[:] = new
+
+    def _values(self, tensor: ArrayTensor, offset: int, n_bytes: int) -> Any:
+        flat = tensor.array.reshape(-1)
+        begin, end = offset // tensor.n_bytes, (offset + n_bytes) // tensor.n_bytes
+        assert 0 <= begin <= end <= len(flat)
+        return flat[begin:end]
 
     def context(self, max_nodes: int) -> ArrayContext:
         del max_nodes

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from puna.kvcache.batch import batch
 from puna.kvcache.cache import Limits
-from puna.kvcache.causal import CausalCache, NotSupported
+from puna.kvcache.causal import CausalCache, NotSupported, SavedCells
 from puna.kvcache.cells import END, CacheFull
 from puna.kvcache.views import PADDING
 from tests.unit.kvcache.numpy_backend import ArrayBackend
@@ -166,6 +166,40 @@ def test_shared_cells_are_not_moved_and_nothing_changes() -> None:
     cache.check_integrity()
 
 
+def test_what_is_saved_comes_back_into_another_sequence_in_order() -> None:
+    """Its own rows lay apart: the home was full, so that the last ones went to another sequence's."""
+    cache = make(n_ctx=256, n_sequences=3)
+    step(cache, [(0, p) for p in range(200)])
+    step(cache, [(1, p) for p in range(300)])
+    step(cache, [(0, p) for p in range(200, 268)])
+    saved = cache.save(0)
+    cache.remove(0, 0)
+    cache.remove(1, 0)
+    step(cache, [(0, p) for p in range(20)], [7.0] * 20)
+    cache.restore(2, saved, 250)
+    assert step(cache, [(2, 250)], [250.0]) == [history(0, 250)]
+    cache.check_integrity()
+
+
+def test_without_room_nothing_comes_back_and_nothing_changes() -> None:
+    cache = make(n_ctx=256, n_sequences=2)
+    step(cache, [(0, p) for p in range(100)])
+    saved = cache.save(0)
+    cache.remove(0, 0)
+    step(cache, [(1, p) for p in range(420)])
+    with pytest.raises(CacheFull, match="100 more tokens"):
+        cache.restore(0, saved, 100)
+    assert (cache.length(0), cache.n_free) == (0, 92)
+    cache.restore(0, saved, 92)
+    assert step_of(cache, 0, 91) == history(0, 91)
+
+
+def step_of(cache: CausalCache, sequence: int, position: int) -> dict[int, float]:
+    """What the row at a position sees when it is computed again."""
+    cache.remove(sequence, position)
+    return step(cache, [(sequence, position)])[0]
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Any operations in any order: the cache agrees with a dictionary per sequence."""
 
@@ -174,6 +208,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.cache = make(n_ctx=64, n_sequences=3, n_batch=40)
         self.held: list[dict[int, float]] = [{} for _ in range(3)]
         self.next_value = 0.0
+        self.saved: tuple[SavedCells, dict[int, float]] | None = None
 
     def _free(self) -> int:
         return self.cache.cells.n_free
@@ -200,6 +235,29 @@ class AnyOrder(RuleBasedStateMachine):
         self.cache.copy_prefix(source, to, length)
         if source != to:
             self.held[to] = {p: v for p, v in self.held[source].items() if p < length}
+
+    @precondition(lambda self: any(self.held))
+    @rule(s=st.integers(0, 2))
+    def save(self, s: int) -> None:
+        if self.held[s]:
+            self.saved = self.cache.save(s), dict(self.held[s])
+            assert self.saved[0].n_bytes == self.cache.saved_bytes(s)
+
+    @precondition(lambda self: self.saved is not None)
+    @rule(s=st.integers(0, 2), share=st.floats(0, 1))
+    def restore(self, s: int, share: float) -> None:
+        assert self.saved is not None
+        saved, held = self.saved
+        self.cache.remove(s, 0)
+        self.held[s] = {}
+        length = round(share * len(held))
+        assert saved.resume_point(length) == length
+        if length > self._free():
+            with pytest.raises(CacheFull):
+                self.cache.restore(s, saved, length)
+        else:
+            self.cache.restore(s, saved, length)
+            self.held[s] = {p: v for p, v in held.items() if p < length}
 
     @invariant()
     def is_sound(self) -> None:

@@ -11,6 +11,7 @@ from puna.kvcache.batch import batch
 from puna.kvcache.cache import Limits, resume_point
 from puna.kvcache.causal import CausalCache, NotSupported
 from puna.kvcache.cells import CacheFull
+from puna.kvcache.encoder import EncoderCache
 from puna.kvcache.layered import LayeredCache
 from puna.kvcache.reach import Reach
 from puna.kvcache.recurrent import RecurrentCache
@@ -124,6 +125,39 @@ def test_a_prefix_is_copied_as_far_as_all_can_resume() -> None:
     cache.copy_prefix(0, 1, 90)
     assert cache.length(1) == 64
     cache.check_integrity()
+
+
+def test_all_parts_come_back_or_none() -> None:
+    cache = make(n_pool=512, n_ctx=512, kinds=[RECURRENT, FULL, WINDOW])
+    fill(cache, 0, 0, 150)
+    fill(cache, 0, 150, 154)
+    saved = cache.save(0)
+    assert saved.n_bytes == cache.saved_bytes(0) > 0
+    assert [saved.resume_point(n) for n in (128, 149, 152, 154)] == [0, 0, 150, 154]
+    cache.remove(0, 0)
+    fill(cache, 1, 0, 400)
+    before, states = held(cache), [list(s) for s in recurrent(cache).checkpoints.states]
+    with pytest.raises(CacheFull):
+        cache.restore(0, saved, 154)
+    assert held(cache) == before
+    assert recurrent(cache).checkpoints.states == states
+    cache.remove(1, 0)
+    cache.restore(0, saved, 150)
+    assert [part.length(0) for part in cache.parts] == [150, 150, 150]
+    cache.check_integrity()
+
+
+def recurrent(cache: LayeredCache) -> RecurrentCache:
+    return next(part for part in cache.parts if isinstance(part, RecurrentCache))
+
+
+def test_where_one_part_cannot_be_saved_nothing_is() -> None:
+    backend: Any = ArrayBackend(fill=0.0)
+    limits = Limits(2, 512, 64)
+    full = CausalCache(backend, limits, n_kv_heads=[HEADS, 0], head_dim_k=DIM, head_dim_v=DIM)
+    cache = LayeredCache([full, EncoderCache(backend, limits, n_encoded=4, n_kv_heads=[0, HEADS], head_dim=DIM)], [0, 1], 2)
+    fill(cache, 0, 0, 100)
+    assert cache.saved_bytes(0) == 0
 
 
 def test_a_part_without_layers_is_a_mistake() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from puna.kvcache.batch import batch
 from puna.kvcache.cache import Limits, resume_point
@@ -274,6 +274,39 @@ def test_a_step_of_all_sequences_can_be_undone_in_the_smallest_room() -> None:
     assert step(cache, [(0, 1), (1, 1), (2, 1)]) == [(60, 60)] * 3
 
 
+def test_saved_states_come_back_and_those_before_the_newest_where_there_is_room() -> None:
+    cache = make(n_sequences=3, n_checkpoints=2, interval=20, n_shared=2)
+    grown(cache, [20, 40, 60])
+    saved = cache.save(0)
+    assert [saved.resume_point(n) for n in (19, 39, 59, 60)] == [0, 20, 40, 60]
+    cache.remove(0, 0)
+    for _ in range(3):
+        step(cache, [(0, 30), (2, 25)], 9.0)  # all slots but two are used
+    cache.restore(1, saved, 60)
+    assert [resume_point(cache, 1, n) for n in (20, 40, 60)] == [0, 40, 60]
+    assert peek(cache, 1) == (60, 60)
+    cache.remove(1, 40)
+    assert peek(cache, 1) == (40, 40)
+
+
+def test_the_state_to_go_on_from_takes_the_room_of_another_s_checkpoint() -> None:
+    cache = make(n_sequences=2, n_checkpoints=4, interval=20, n_shared=0)
+    step(cache, [(1, 20)], 3.0)
+    saved = cache.save(1)
+    cache.remove(1, 0)
+    grown(cache, [20, 40, 60, 80])  # all four slots
+    cache.restore(1, saved, 20)
+    assert peek(cache, 1) == (60, 20)
+    assert [resume_point(cache, 0, n) for n in (20, 80)] == [0, 80]
+
+
+def test_a_state_that_no_checkpoint_would_be_made_of_is_not_saved() -> None:
+    cache = make(interval=1000)
+    grown(cache, [40, 70, 71, 72])
+    assert cache.saved_bytes(0) == 2 * STATE_BYTES
+    assert [cache.save(0).resume_point(n) for n in (69, 70, 71, 72)] == [0, 70, 70, 72]
+
+
 def test_reserving_takes_nothing() -> None:
     cache = make(n_sequences=3)
     assert cache.start_reserve(10) == ((0, 3, 2), (6, 4, 1))
@@ -289,6 +322,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.cache = self.build(n_checkpoints, interval, n_shared)
         self.held: list[list[float]] = [[], [], []]
         self.value = 0.0
+        self.saved: Any = None
 
     def build(self, n_checkpoints: int, interval: int, n_shared: int) -> Any:
         return make(3, n_checkpoints, interval, n_shared)
@@ -323,6 +357,27 @@ class AnyOrder(RuleBasedStateMachine):
         self.cache.copy_prefix(source, to, length)
         if source != to:
             self.held[to] = self.held[source][:point]
+
+    @rule(s=st.integers(0, 2))
+    def save(self, s: int) -> None:
+        """What can be resumed at stays so, but for the state before the newest if the next step would drop it."""
+        held = self.held[s]
+        if not held:
+            return
+        self.saved = self.cache.save(s), list(held)
+        assert self.saved[0].n_bytes == self.cache.saved_bytes(s)
+        for position in range(len(held) + 1):
+            now, then = resume_point(self.cache, s, position), self.saved[0].resume_point(position)
+            assert then == now or (then < now and now == resume_point(self.cache, s, len(held) - 1))
+
+    @precondition(lambda self: self.saved is not None)
+    @rule(s=st.integers(0, 2), share=st.floats(0, 1))
+    def restore(self, s: int, share: float) -> None:
+        saved, held = self.saved
+        self.cache.remove(s, 0)
+        length = saved.resume_point(round(share * len(held)))
+        self.cache.restore(s, saved, length)
+        self.held[s] = held[:length]
 
     @rule(s=st.integers(0, 2), a=st.floats(0, 1), b=st.floats(0, 1))
     def remove_middle(self, s: int, a: float, b: float) -> None:

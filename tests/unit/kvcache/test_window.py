@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from puna.kvcache.batch import batch
 from puna.kvcache.cache import Limits, resume_point
-from puna.kvcache.causal import CausalCache, NotSupported
+from puna.kvcache.causal import CausalCache, NotSupported, SavedCells
 from puna.kvcache.reach import Reach
 from puna.kvcache.views import PADDING
 from tests.unit.kvcache.numpy_backend import ArrayBackend
@@ -277,6 +277,7 @@ class Forgetful(RuleBasedStateMachine):
         self.cache = make(reach, n_ctx=2000, n_sequences=3, n_batch=220)
         self.held: list[dict[int, float]] = [{} for _ in range(3)]
         self.next_value = 0.0
+        self.saved: tuple[SavedCells, dict[int, float]] | None = None
 
     @rule(counts=st.lists(st.integers(0, 70), min_size=3, max_size=3), span=st.booleans())
     def forward(self, counts: list[int], span: bool) -> None:
@@ -312,6 +313,25 @@ class Forgetful(RuleBasedStateMachine):
         self.cache.copy_prefix(source, to, length)
         if source != to:
             self.held[to] = {p: v for p, v in self.held[source].items() if p < point}
+
+    @rule(s=st.integers(0, 2))
+    def save(self, s: int) -> None:
+        if self.held[s]:
+            self.saved = self.cache.save(s), dict(self.held[s])
+            for position in range(len(self.held[s]) + 1):
+                assert self.saved[0].resume_point(position) == resume_point(self.cache, s, position)
+
+    @precondition(lambda self: self.saved is not None)
+    @rule(s=st.integers(0, 2), share=st.floats(0, 1))
+    def restore(self, s: int, share: float) -> None:
+        assert self.saved is not None
+        saved, held = self.saved
+        self.cache.remove(s, 0)
+        length = saved.resume_point(round(share * len(held)))
+        if length > self.cache.n_free:
+            length = 0
+        self.cache.restore(s, saved, length)
+        self.held[s] = {p: v for p, v in held.items() if p < length}
 
     @precondition(lambda self: not self.reach.chunk)
     @rule(s=st.integers(0, 2), a=st.floats(0, 1), b=st.floats(0, 1))

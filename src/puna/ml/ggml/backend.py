@@ -148,6 +148,20 @@ class GGMLBackend:
         self._storage.append((layer, address, g.ggml_backend_buft_get_alloc_size(device.plain.address, address)))
         return GGMLTensor(address)
 
+    def read(self, tensor: Any, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        self._check_bytes(tensor, offset, out)
+        ggml().ggml_backend_tensor_get(tensor.address, out.ctypes.data, offset, out.nbytes)
+
+    def write(self, tensor: Any, offset: int, values: npt.NDArray[np.uint8]) -> None:
+        self._check_bytes(tensor, offset, values)
+        ggml().ggml_backend_tensor_set(tensor.address, values.ctypes.data, offset, values.nbytes)
+
+    def _check_bytes(self, tensor: Any, offset: int, values: npt.NDArray[np.uint8]) -> None:
+        """Where the library would end the process."""
+        n_bytes = ggml().ggml_nbytes(tensor.address)
+        if not (0 <= offset <= n_bytes - values.nbytes and values.flags.c_contiguous):
+            raise ValueError(f"bytes {offset} to {offset + values.nbytes} of a tensor that has {n_bytes}")
+
     def measure(self) -> None:
         """Instead of allocate: graphs can be planned and memory() is exact, but nothing is taken."""
         g = ggml()
