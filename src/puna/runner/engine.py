@@ -92,6 +92,8 @@ class Engine:
     def health(self) -> Health:
         h = self._health
         n_cells, n_free = self._cells()
+        slots = self._slots
+        attic = slots.attic if slots else None
         return Health(
             status=h.status,
             progress=h.progress,
@@ -101,6 +103,8 @@ class Engine:
             steps=self._n_steps,
             cache_cells=n_cells,
             cache_used=n_cells - n_free,
+            attic_bytes=attic.n_bytes if attic else 0,
+            attic_entries=attic.n_entries if attic else 0,
         )
 
     def _cells(self) -> tuple[int, int]:
@@ -140,7 +144,8 @@ class Engine:
             loaded.close()
             return reply
         self._loaded = loaded
-        self._slots = Slots(loaded.cache, loaded.n_parallel, loaded.limits.max_sequences)
+        attic = loaded.attic(request.options.attic_bytes)
+        self._slots = Slots(loaded.cache, loaded.n_parallel, loaded.limits.max_sequences, attic)
         self._health = Health(status="loading")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()

@@ -10,9 +10,11 @@ from functools import cached_property
 
 from puna.engines import Choice
 from puna.errors import BadRequest, FileFormatError
-from puna.kvcache.cache import StepEndCache
+from puna.kvcache.cache import SavingCache, StepEndCache
+from puna.model.pooling import Pooling
 from puna.native import cpu
 from puna.runner.accounting import with_host
+from puna.runner.attic import Attic
 from puna.runner.engines import SEQUENCES_PER_REQUEST, Opened, open_file
 from puna.runner.model_file import ModelFile
 from puna.runner.threads import Threads
@@ -36,6 +38,12 @@ class Loaded(Opened):
     def prompt_tail(self) -> int:
         """As puna.kvcache.cache.StepEndCache has it; 0 where steps may end anywhere."""
         return self.cache.prompt_tail if isinstance(self.cache, StepEndCache) else 0
+
+    def attic(self, max_bytes: int) -> Attic | None:
+        """For prefixes that lose their place; None where they cannot be saved, or are never asked for again."""
+        if max_bytes and self.pooling is Pooling.NONE and isinstance(self.cache, SavingCache):
+            return Attic(self.cache, max_bytes)
+        return None
 
     def memory(self) -> MemoryReport:
         return with_host(self.backend.memory(), self)
@@ -68,6 +76,7 @@ def check(options: LoadOptions) -> None:
         ("n_pool", 0, 1 << 30),
         ("n_batch", 1, 1 << 16),
         ("n_threads", 0, 4096),
+        ("attic_bytes", 0, 1 << 62),
     ):
         value = getattr(options, name)
         if not low <= value <= high:

@@ -1,7 +1,8 @@
 """Which sequence of the cache a request gets, and how much of its prompt is already there.
 
 There are more sequences than requests that run at once: the others keep what earlier requests computed. A prefix that
-any sequence holds, of a request that runs or has ended, is not computed again.
+any sequence holds, of a request that runs or has ended, is not computed again. What loses its place in the cache goes to
+the attic, if there is one, and comes back when a prompt begins with it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from puna.kvcache.cache import Sequences, resume_point
+from puna.kvcache.cells import CacheFull
+from puna.runner.attic import MIN_LOST, Attic
 from puna.runner.groups import Group, whole
 from puna.runner.prefixes import PrefixTree
 
 # Copying rows costs little, but not nothing: a prefix this much longer than the slot's own is worth it.
 MIN_COPY_GAIN = 32
+
+# What is put into the attic is copied as a whole, for the sake of the tokens that would be lost: one in so many at least.
+MAX_PUT_PER_LOST = 16
 
 
 @dataclass
@@ -29,7 +35,8 @@ class Slot:
 
 
 class Slots:
-    def __init__(self, cache: Sequences, n_parallel: int, n_sequences: int) -> None:
+    def __init__(self, cache: Sequences, n_parallel: int, n_sequences: int, attic: Attic | None = None) -> None:
+        self.attic = attic
         self._cache = cache
         self._n_parallel = n_parallel
         self.slots = [Slot(i) for i in range(n_sequences)]
@@ -42,14 +49,21 @@ class Slots:
         return self._n_parallel - sum(s.is_busy for s in self.slots)
 
     def cached(self, tokens: list[int]) -> int:
-        """How many of a prompt's first tokens some sequence holds."""
-        most = 0
+        """How many of a prompt's first tokens some sequence holds, or the attic where that would be brought back."""
+        most, _ = self._most_held(tokens)
+        spared = self.attic.find(tokens)[1] if self.attic else 0
+        return spared if spared >= most + MIN_COPY_GAIN else most
+
+    def _most_held(self, tokens: list[int], but: int = -1) -> tuple[int, int]:
+        """How many of a prompt's first tokens the slots spare it, and the sequence of the one that does; *but* is not asked."""
+        most, holder = 0, -1
         for shared, sequences in self._prefixes.along(tokens):
             for sequence in sequences:
                 if shared <= most:
-                    return most
-                most = max(most, self._reusable(sequence, shared))
-        return most
+                    return most, holder
+                if sequence != but and (spared := self._reusable(sequence, shared)) > most:
+                    most, holder = spared, sequence
+        return most, holder
 
     def promised(self, tokens: list[int], at_least: int) -> Iterator[tuple[int, int]]:
         """Sequences that hold so many of a prompt's first tokens, or will once their own are computed; and how many."""
@@ -67,11 +81,23 @@ class Slots:
     def acquire(self, tokens: list[int], groups: Sequence[Group] = ()) -> tuple[int, int]:
         """A sequence for a prompt, and how many of its tokens are in the cache there: at most all but the last.
 
-        The slot that holds most of the prompt is taken over if it is idle and loses little by it. Otherwise the one
-        unused for longest is, and what another slot holds of the prompt, busy or not, is copied into it. Of each of the
-        groups all tokens are there or none.
+        Of each of the groups all tokens are there or none.
         """
         self._clock += 1
+        slot, length = self._bring_back(tokens, groups) or self._take(tokens, groups)
+        length = self._resumable(slot, length, tokens, groups)
+        self._cache.remove(slot.sequence, length)
+        self.replace(slot.sequence, tokens, length)
+        slot.is_busy = True
+        slot.last_used = self._clock
+        return slot.sequence, length
+
+    def _take(self, tokens: list[int], groups: Sequence[Group]) -> tuple[Slot, int]:
+        """A slot that holds a part of the prompt, and how much.
+
+        The slot that holds most of the prompt is taken over if it is idle and loses little by it. Otherwise the one
+        unused for longest is, and what another slot holds of the prompt, busy or not, is copied into it.
+        """
         idle = [s for s in self.slots if not s.is_busy]
         shared = [self._reusable(s, n) for s, n in enumerate(self._prefixes.shared(tokens))]
         donor = max(self.slots, key=lambda s: shared[s.sequence])
@@ -81,13 +107,50 @@ class Slots:
         loses_much = best is donor and length >= MIN_COPY_GAIN and 2 * length < best.length
         if others and (loses_much or shared[donor.sequence] >= length + MIN_COPY_GAIN):
             best, length = min(others, key=lambda s: s.last_used), shared[donor.sequence]
+            self._put_away(best, 0)
             self._cache.copy_prefix(donor.sequence, best.sequence, length)
-        length = resume_point(self._cache, best.sequence, whole(0, min(length, len(tokens) - 1), 0, groups))
-        self._cache.remove(best.sequence, length)
-        self.replace(best.sequence, tokens, length)
-        best.is_busy = True
-        best.last_used = self._clock
-        return best.sequence, length
+        else:
+            self._put_away(best, self._resumable(best, length, tokens, groups))
+        return best, length
+
+    def _resumable(self, slot: Slot, length: int, tokens: list[int], groups: Sequence[Group]) -> int:
+        """Of the first *length* tokens of a prompt, as many as the slot can go on from: never the last, and whole groups."""
+        return resume_point(self._cache, slot.sequence, whole(0, min(length, len(tokens) - 1), 0, groups))
+
+    def _bring_back(self, tokens: list[int], groups: Sequence[Group]) -> tuple[Slot, int] | None:
+        """A slot into which went what the attic has of the prompt, and how much; None where that pays not or finds no room."""
+        entry, spared = self.attic.find(tokens) if self.attic else (None, 0)
+        if self.attic is None or entry is None:
+            return None
+        length = entry.saved.resume_point(whole(0, min(spared, len(tokens) - 1), 0, groups))
+        most, holder = self._most_held(tokens)
+        if length < most + MIN_COPY_GAIN:
+            return None
+        idle = [s for s in self.slots if not s.is_busy]
+        others = [s for s in idle if s.sequence != holder]
+        slot = min(others or idle, key=lambda s: s.last_used)
+        self.attic.use(entry)
+        self._put_away(slot, 0)
+        self.empty(slot.sequence)
+        while True:
+            try:
+                self.attic.bring_back(entry, slot.sequence, length)
+                return slot, length
+            except CacheFull:
+                # As for tokens that are computed, idle prefixes give way.
+                if not self.evict():
+                    return None
+
+    def _put_away(self, slot: Slot, kept: int) -> None:
+        """Before a slot loses all but its first *kept* tokens: if nobody else holds the others, all goes to the attic."""
+        if self.attic is None or slot.length - kept < MIN_LOST:
+            return
+        tokens = slot.tokens[: min(slot.length, self._cache.length(slot.sequence))]
+        n_elsewhere, _ = self._most_held(tokens, but=slot.sequence)
+        _, n_spared = self.attic.find(tokens)
+        n_lost = len(tokens) - max(kept, n_elsewhere, n_spared)
+        if n_lost >= MIN_LOST and len(tokens) <= MAX_PUT_PER_LOST * n_lost:
+            self.attic.keep(slot.sequence, tokens)
 
     def record(self, sequence: int, tokens: list[int], length: int) -> None:
         """The cache holds the first *length* of these tokens in the sequence now, and nothing else.
@@ -113,11 +176,13 @@ class Slots:
         self.slots[sequence].last_used = self._clock
 
     def evict(self) -> bool:
-        """Forget the idle prefix unused for longest; False when there is none."""
+        """The idle prefix unused for longest leaves the cache; False when there is none."""
         idle = [s for s in self.slots if not s.is_busy and s.length]
         if not idle:
             return False
-        self.empty(min(idle, key=lambda s: s.last_used).sequence)
+        slot = min(idle, key=lambda s: s.last_used)
+        self._put_away(slot, 0)
+        self.empty(slot.sequence)
         return True
 
     def empty(self, sequence: int) -> None:
@@ -126,6 +191,8 @@ class Slots:
 
     def start_afresh(self) -> None:
         """Nobody runs and nothing is held, whatever was in the books."""
+        if self.attic:
+            self.attic.clear()
         self._prefixes = PrefixTree(len(self.slots))
         for slot in self.slots:
             self._cache.remove(slot.sequence, 0)
@@ -134,6 +201,8 @@ class Slots:
     def check_integrity(self) -> None:
         """Raise AssertionError when the books contradict each other: a list was changed and nobody said so, for example."""
         self._prefixes.check_integrity()
+        if self.attic:
+            self.attic.check_integrity()
         for slot in self.slots:
             n_known = self._prefixes.lengths[slot.sequence]
             n_shared = self._prefixes.shared(slot.tokens)[slot.sequence]

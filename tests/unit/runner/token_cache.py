@@ -1,0 +1,74 @@
+"""A cache that has each sequence's tokens themselves, so that what is resumed can be compared with what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from puna.kvcache.cells import CacheFull
+
+ROW_BYTES = 100
+
+
+@dataclass(frozen=True)
+class SavedTokens:
+    rows: list[int]
+    resumes_every: int
+
+    @property
+    def n_bytes(self) -> int:
+        return ROW_BYTES * len(self.rows)
+
+    def resume_point(self, position: int) -> int:
+        position = min(position, len(self.rows))
+        return position // self.resumes_every * self.resumes_every
+
+
+class SavingTokenCache:
+    """Goes on only after each so many tokens: 1 as full attention, 10 as with checkpoints. *n_pool* for all sequences."""
+
+    def __init__(self, n_sequences: int, n_pool: int = 1 << 30, resumes_every: int = 1) -> None:
+        self.n_pool = n_pool
+        self.resumes_every = resumes_every
+        self.rows: list[list[int]] = [[] for _ in range(n_sequences)]
+        self.n_saves = 0
+        self.is_short_of_memory = False
+
+    @property
+    def n_free(self) -> int:
+        return self.n_pool - sum(len(rows) for rows in self.rows)
+
+    def length(self, sequence: int) -> int:
+        return len(self.rows[sequence])
+
+    def can_resume(self, sequence: int, position: int) -> bool:
+        return self.prepare_restore(sequence, position) == position
+
+    def prepare_restore(self, sequence: int, position: int) -> int:
+        return SavedTokens(self.rows[sequence], self.resumes_every).resume_point(position)
+
+    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+        del self.rows[sequence][begin:end]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        assert source != target
+        self.rows[target] = self.rows[source][:length]
+
+    def check_integrity(self) -> None:
+        assert self.n_free >= 0
+
+    def saved_bytes(self, sequence: int) -> int:
+        return ROW_BYTES * len(self.rows[sequence])
+
+    def save(self, sequence: int) -> SavedTokens:
+        if self.is_short_of_memory:
+            raise MemoryError
+        self.n_saves += 1
+        return SavedTokens(list(self.rows[sequence]), self.resumes_every)
+
+    def restore(self, sequence: int, saved: Any, length: int) -> None:
+        assert not self.rows[sequence]
+        assert saved.resume_point(length) == length
+        if length > self.n_free:
+            raise CacheFull(length, self.n_free)
+        self.rows[sequence] = saved.rows[:length]
