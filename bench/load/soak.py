@@ -183,7 +183,7 @@ def runner(model: Path, limits: Limits) -> Iterator[Place]:
 @contextmanager
 def server(model: Path, limits: Limits) -> Iterator[Place]:
     """A server, whose runner is looked at as well."""
-    with contenders.puna(model, limits, PUNA_WARM_SPARE="0") as contender:  # the only runner is the model's
+    with contenders.puna(model, limits, PUNA_WARM_SPARE="0", PUNA_ATTIC="2M") as contender:  # the only runner is the model's
         process = next(child for child in contender.processes() if "runner" in child.cmdline())
         port = next(c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN)
         front = ServerFront(contender.model, limits.n_ctx)

@@ -122,6 +122,13 @@ def _unsigned(text: str) -> int:
     return int(text)
 
 
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMGT]?)(?:I?B)?", text.upper())
+    if not match:
+        raise ValueError("not a number of bytes, with K, M, G or T for multiples of 1024")
+    return int(match.group(1)) << 10 * " KMGT".index(match.group(2) or " ")
+
+
 def _origins(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -164,6 +171,9 @@ class Settings:
     )
     flash_attention: bool = _setting("OLLAMA_FLASH_ATTENTION", _boolean, True, "compute attention in one fused operation")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
+    attic: int | None = _setting(
+        "PUNA_ATTIC", _bytes, None, "memory of each model for prefixes that lose their place in its cache (unset: 1/16 of all)"
+    )
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
     api_keys: tuple[str, ...] = _setting(
         "PUNA_API_KEYS", _origins, (), "keys that requests must bring (comma list; none: all may), each with scopes if it has any"

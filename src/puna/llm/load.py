@@ -1,6 +1,6 @@
 """From options and settings to what a runner is loaded with, and whether a loaded runner serves another request too.
 
-Pure. Knows nothing of devices: which layers go where is decided elsewhere.
+Knows nothing of devices: which layers go where is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
+from puna import host
 from puna.api.options import Options
 from puna.settings import Settings
 from puna.wire import LoadOptions
@@ -21,6 +23,7 @@ DEFAULT_N_CTX = 4096
 DEFAULT_N_PARALLEL = 4
 DEFAULT_N_BATCH = 512
 MIN_N_CTX = 4
+ATTIC_SHARE = 16  # a part in so many of the host's memory is for each model's attic
 _KV_CACHE_TYPES = ("f16", "q8_0", "q4_0")
 
 
@@ -87,6 +90,7 @@ def wanted_load(
         n_threads=max(options.num_thread or 0, 0),
         kv_cache_type=kv_cache_type(settings),
         flash_attention=settings.flash_attention,
+        attic_bytes=_default_attic() if settings.attic is None else settings.attic,
         build_ahead=settings.build_ahead,
         use_mmap=options.use_mmap,
         adapters=[str(path) for path in adapters],
@@ -94,6 +98,11 @@ def wanted_load(
     num_gpu = options.num_gpu if options.num_gpu is not None and options.num_gpu >= 0 else None
     explicit = frozenset(name for name, is_asked in asked.items() if is_asked)
     return WantedLoad(load, explicit, num_gpu, options.main_gpu)
+
+
+@cache
+def _default_attic() -> int:
+    return host.memory().total // ATTIC_SHARE
 
 
 def _is_positive(value: int | None) -> bool:

@@ -54,6 +54,8 @@ class Script:
     thought_count: int = 0
     cache_cells: int = 0
     cache_used: int = 0
+    attic_bytes: int = 0
+    attic_entries: int = 0
     ignore_sigterm: bool = False
 
 
@@ -114,7 +116,8 @@ class FakeRunner:
         if path == "/health":
             status = "ready" if self.ready else "loading"
             found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
-            return 200, found | {"cache_cells": self.script.cache_cells, "cache_used": self.script.cache_used}
+            names = ("cache_cells", "cache_used", "attic_bytes", "attic_entries")
+            return 200, found | {name: getattr(self.script, name) for name in names}
         if path == "/load":
             return await self.load(body)
         if path == "/tokenize":

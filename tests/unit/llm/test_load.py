@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from puna import host
 from puna.api.options import Options
-from puna.llm.load import wanted_load
-from puna.settings import Settings
+from puna.llm.load import ATTIC_SHARE, wanted_load
+from puna.settings import Settings, load
 from puna.wire import LoadOptions
 
-SETTINGS = Settings()
+SETTINGS = Settings(attic=0)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,22 @@ def test_a_runner_serves_only_models_with_the_same_adapters() -> None:
 
 def test_models_that_compute_one_sequence_at_a_time() -> None:
     assert wanted_load(Options(), SETTINGS, max_parallel=1).options.n_parallel == 1
+
+
+def test_a_part_of_the_machine_s_memory_is_for_what_the_cache_has_no_place_for() -> None:
+    default = wanted_load(Options(), Settings()).options.attic_bytes
+    assert default == host.memory().total // ATTIC_SHARE > 0
+    wanted = wanted_load(Options(), Settings(attic=5 << 20))
+    assert wanted.options.attic_bytes == 5 << 20
+    assert wanted.is_served_by(LoadOptions()), "another bound is no reason to load again"
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("0", 0), ("123", 123), ("512M", 512 << 20), ("2g", 2 << 30), ("1 GiB", None), ("1GiB", 1 << 30), ("-1", None)],
+)
+def test_bytes_in_the_environment(text: str, n_bytes: int | None) -> None:
+    assert load({"PUNA_ATTIC": text}).attic == n_bytes
 
 
 @pytest.mark.parametrize(
