@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from puna.kvcache.cache import NotSupported
+from puna.kvcache.cache import NotSupported, SavingCache
 from puna.wire import DeviceLayers
 from tests import synthetic_gpus
 from tests.models.table import ROWS
@@ -34,7 +34,7 @@ def layouts(n: int) -> dict[str, Layers]:
 
 
 def scenario(engine: PunaEngine) -> npt.NDArray[np.float32]:
-    """Prompts of two sequences, steps of both at once, a copied prefix, a moved context."""
+    """Prompts of two sequences, steps of both at once, a copied prefix, a saved sequence in another place, a moved context."""
     rows: list[npt.NDArray[np.float32]] = []
 
     def step(tokens: list[int], positions: Any, sequences: list[int], outputs: list[int]) -> None:
@@ -48,6 +48,11 @@ def scenario(engine: PunaEngine) -> npt.NDArray[np.float32]:
     engine.cache.copy_prefix(0, 2, 43)
     length = engine.cache.length(2)
     step([11], [length], [2], [0])
+    assert isinstance(engine.cache, SavingCache)
+    engine.cache.restore(3, engine.cache.save(1), 20)
+    for sequence in (1, 3):
+        step([13], [20], [sequence], [0])
+    assert (rows[-1] == rows[-2]).all(), "what came back is not what was saved"
     try:
         engine.cache.remove(0, 8, 16)
         step([12], [35], [0], [0])
