@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from puna.kvcache.cache import SavingCache, resume_point
+from puna.kvcache.cache import NotSupported, SavingCache, resume_point
 from puna.kvcache.cells import CacheFull
 from puna.kvcache.recurrent import RecurrentCache
 from puna.ml.tensor import DType
@@ -167,6 +168,19 @@ def test_it_comes_back_beside_one_that_holds_a_part_of_it_and_is_saved_once_more
     engine.cache.remove(MOVES, 0)
     engine.cache.remove(OTHER, 0)
     saving(engine).restore(OTHER, again, 182)
+    moved, stayed = both_go_on(engine, OTHER)
+    np.testing.assert_array_equal(moved, stayed)
+
+
+def test_a_context_moves_after_it_has_come_back(engine: PunaEngine) -> None:
+    for sequence in (MOVES, STAYS):
+        a_prompt_and_an_answer(engine, sequence, 170)
+    saved = saved_and_forgotten(engine)
+    saving(engine).restore(OTHER, saved, 182)
+    for sequence in (OTHER, STAYS):
+        with suppress(NotSupported):  # states cannot lose a middle
+            engine.cache.remove(sequence, 20, 60)
+    assert engine.cache.length(OTHER) == engine.cache.length(STAYS)
     moved, stayed = both_go_on(engine, OTHER)
     np.testing.assert_array_equal(moved, stayed)
 

@@ -7,8 +7,10 @@ decides.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from puna import host
 from puna.kvcache.cache import Saved, SavingCache, resume_point
 from puna.runner.prefixes import PrefixTree
 
@@ -23,6 +25,9 @@ MAX_SHARE = 4
 # Entries at most, however small they are.
 MAX_ENTRIES = 1024
 
+# This part of the machine's memory, or of the control group's, stays free: what was promised to models is not all taken yet.
+FREE_SHARE = 16
+
 # What a token takes besides its rows: a number, and its place in a list.
 TOKEN_BYTES = 40
 
@@ -35,11 +40,18 @@ class Entry:
     n_bytes: int
 
 
+def spare_bytes() -> int:
+    """How much more may be taken; below 0 where some should be given back."""
+    memory = host.memory()
+    return memory.free - memory.total // FREE_SHARE
+
+
 class Attic:
     """Entries unused for longest go first, and those that a new one stands for."""
 
-    def __init__(self, cache: SavingCache, max_bytes: int) -> None:
+    def __init__(self, cache: SavingCache, max_bytes: int, spare: Callable[[], int] = spare_bytes) -> None:
         self.max_bytes = max_bytes
+        self._spare = spare
         self.n_bytes = 0
         self._cache = cache
         self._entries: dict[int, Entry] = {}  # by number; those used last stand last
@@ -74,10 +86,13 @@ class Attic:
         n_bytes += TOKEN_BYTES * len(tokens)
         if n_bytes > self.max_bytes // MAX_SHARE:
             return False
+        bound = min(self.max_bytes, self.n_bytes + self._spare())
         for entry in self._covered(sequence, tokens):
             self.drop(entry)
-        while self.n_bytes + n_bytes > self.max_bytes or not self._free:
+        while self._entries and (self.n_bytes + n_bytes > bound or not self._free):
             self.drop(next(iter(self._entries.values())))
+        if n_bytes > bound:
+            return False
         try:
             saved = self._cache.save(sequence)
         except MemoryError:

@@ -19,7 +19,7 @@ BYTES = ROW_BYTES + TOKEN_BYTES  # of a token
 def make(n_tokens: int, **options: int) -> tuple[Attic, SavingTokenCache]:
     """Room for so many tokens."""
     cache = SavingTokenCache(2, **options)
-    return Attic(cache, n_tokens * BYTES), cache
+    return Attic(cache, n_tokens * BYTES, lambda: 1 << 40), cache
 
 
 def put(attic: Attic, cache: SavingTokenCache, tokens: list[int]) -> bool:
@@ -116,6 +116,23 @@ def test_without_memory_nothing_is_kept_and_nothing_breaks(caplog: pytest.LogCap
         assert not put(attic, cache, numbers(1000, 200))
     assert "no memory to keep 200 computed tokens" in caplog.text
     assert (attic.n_entries, spared(attic, numbers(0, 200))) == (1, 200)
+
+
+def test_on_a_machine_that_is_short_of_memory_it_gives_back_what_others_need() -> None:
+    cache = SavingTokenCache(2)
+    spare = [300 * BYTES]
+    attic = Attic(cache, 10_000 * BYTES, lambda: spare[0])
+    for k in range(3):
+        assert put(attic, cache, numbers(1000 * k, 100))
+        spare[0] -= 100 * BYTES
+    assert put(attic, cache, numbers(3000, 100))
+    assert [spared(attic, numbers(1000 * k, 100)) for k in range(4)] == [0, 100, 100, 100]
+    spare[0] = -100 * BYTES
+    assert put(attic, cache, numbers(4000, 100))
+    assert [spared(attic, numbers(1000 * k, 100)) for k in range(5)] == [0, 0, 0, 100, 100]
+    spare[0] = -900 * BYTES
+    assert not put(attic, cache, numbers(5000, 100))
+    assert attic.n_entries == 0
 
 
 def test_where_the_cache_has_no_room_the_entry_stays() -> None:

@@ -20,7 +20,7 @@ MEGABYTE = 1 << 20
 
 def make(count: int = 2, max_bytes: int = MEGABYTE, **options: int) -> tuple[Slots, SavingTokenCache]:
     cache = SavingTokenCache(count, **options)
-    return Slots(cache, count, count, Attic(cache, max_bytes)), cache
+    return Slots(cache, count, count, Attic(cache, max_bytes, lambda: MEGABYTE)), cache
 
 
 def run(slots: Slots, cache: SavingTokenCache, tokens: list[int], *, ends: bool = True) -> tuple[int, int]:
@@ -198,7 +198,7 @@ class AnyOrder(test_admission.AnyOrder):
     )
     def start(self, n_bytes: int, resumes_every: int, n_pool: int) -> None:
         self.cache: Any = SavingTokenCache(N_SEQUENCES, n_pool, resumes_every)
-        self.slots = Slots(self.cache, N_PARALLEL, N_SEQUENCES, Attic(self.cache, n_bytes))
+        self.slots = Slots(self.cache, N_PARALLEL, N_SEQUENCES, Attic(self.cache, n_bytes, lambda: MEGABYTE))
         self.running = []
 
     @rule(prompt=PROMPTS)
