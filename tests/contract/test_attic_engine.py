@@ -13,8 +13,8 @@ import pytest
 
 from puna.runner.engine import Engine
 from puna.wire import Done
+from tests.contract.greedy import is_greedy
 from tests.contract.test_engine import Answer, check_books, check_integrity, started, wait_for
-from tests.contract.test_recurrent_engine import is_greedy
 from tests.models.lfm2 import write_lfm2
 from tests.models.qwen3next import write_qwen3next
 from tests.tiny import write_gemma3, write_llama

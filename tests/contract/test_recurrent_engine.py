@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from puna.runner.engine import Engine
-from puna.wire import CompletionReply, Done
+from puna.wire import CompletionReply
+from tests.contract.greedy import is_greedy
 from tests.contract.test_engine import Answer, check_integrity, started
 from tests.models.lfm2 import write_lfm2
 from tests.models.mamba import write_mamba2
 from tests.models.qwen3next import write_qwen3next
-from tests.puna_engine import PunaEngine
 
 STORY = "once upon a time there was a little girl who liked to read books and she said that the sea is blue " * 6
 
@@ -79,23 +78,6 @@ def said(engine: Engine, prompt: str, n_predict: int = 20) -> tuple[str, int, in
     answer = Answer(engine, prompt, n_predict=n_predict)
     done = answer.done()
     return answer.text, done.prompt_eval_count, done.cached_count
-
-
-def is_greedy(engine: Engine, model: Path, done: Done) -> bool:
-    """Whether each token of the answer is the likeliest, or as good as that, when everything is computed from scratch.
-
-    Long answers of random models cannot be compared as texts: a state computed in other steps differs in the fourth digit,
-    and one choice that turns on it makes everything after it another text.
-    """
-    assert engine._loaded is not None
-    said = range(done.prompt_eval_count, len(done.tokens))
-    with PunaEngine(model, n_ctx=1024, n_batch=1024) as puna:
-        n = len(done.tokens)
-        logits = puna.decode(done.tokens, range(n), [0] * n, [p - 1 for p in said]).copy()
-    chosen = logits[np.arange(len(said)), [done.tokens[p] for p in said]]
-    logits[:, list(engine._loaded.tokenizer.end_tokens)] = -np.inf  # never chosen here
-    best = logits.max(1)
-    return bool((chosen >= best - 0.01 * np.abs(best)).all())
 
 
 def from_scratch(fresh: Engine, prompt: str) -> str:

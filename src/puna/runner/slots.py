@@ -16,8 +16,12 @@ from puna.runner.attic import MIN_LOST, Attic
 from puna.runner.groups import Group, whole
 from puna.runner.prefixes import PrefixTree
 
-# Copying rows costs little, but not nothing: a prefix this much longer than the slot's own is worth it.
-MIN_COPY_GAIN = 32
+# Copying rows costs little, but not nothing: a prefix this much longer than the slot's own is worth it. What a chat's
+# template begins all prompts with is.
+MIN_COPY_GAIN = 8
+
+# Copying from the attic takes longer, and another prefix may have to go there for it.
+MIN_ATTIC_GAIN = 32
 
 # What is put into the attic is copied as a whole, for the sake of the tokens that would be lost: one in so many at least.
 MAX_PUT_PER_LOST = 16
@@ -52,7 +56,7 @@ class Slots:
         """How many of a prompt's first tokens some sequence holds, or the attic where that would be brought back."""
         most, _ = self._most_held(tokens)
         spared = self.attic.find(tokens)[1] if self.attic else 0
-        return spared if spared >= most + MIN_COPY_GAIN else most
+        return spared if spared >= most + MIN_ATTIC_GAIN else most
 
     def _most_held(self, tokens: list[int], but: int = -1) -> tuple[int, int]:
         """How many of a prompt's first tokens the slots spare it, and the sequence of the one that does; *but* is not asked."""
@@ -95,22 +99,24 @@ class Slots:
     def _take(self, tokens: list[int], groups: Sequence[Group]) -> tuple[Slot, int]:
         """A slot that holds a part of the prompt, and how much.
 
-        The slot that holds most of the prompt is taken over if it is idle and loses little by it. Otherwise the one
-        unused for longest is, and what another slot holds of the prompt, busy or not, is copied into it.
+        The slot that holds most of the prompt is taken over if it is idle and loses less than half by it. Otherwise an
+        empty one is or the one unused for longest, and what another slot holds of the prompt, busy or not, is copied into it.
         """
-        idle = [s for s in self.slots if not s.is_busy]
+        idle = sorted((s for s in self.slots if not s.is_busy), key=lambda s: (s.length > 0, s.last_used))
         shared = [self._reusable(s, n) for s, n in enumerate(self._prefixes.shared(tokens))]
-        donor = max(self.slots, key=lambda s: shared[s.sequence])
-        best = max(idle, key=lambda s: (shared[s.sequence], -s.last_used))
+        most = max(shared)
+        best = max(idle, key=lambda s: shared[s.sequence])
+        if 2 * shared[best.sequence] < best.length or most >= shared[best.sequence] + MIN_COPY_GAIN:
+            best = idle[0]
+            if len(idle) > 1 and most >= MIN_COPY_GAIN and shared.count(most) == 1 and shared[best.sequence] == most:
+                best = idle[1]  # nobody else could give what is about to be lost
         length = shared[best.sequence]
-        others = [s for s in idle if s is not donor]
-        loses_much = best is donor and length >= MIN_COPY_GAIN and 2 * length < best.length
-        if others and (loses_much or shared[donor.sequence] >= length + MIN_COPY_GAIN):
-            best, length = min(others, key=lambda s: s.last_used), shared[donor.sequence]
+        if most >= length + MIN_COPY_GAIN:
+            donor = self.slots[shared.index(most)]
             self._put_away(best, 0)
-            self._cache.copy_prefix(donor.sequence, best.sequence, length)
-        else:
-            self._put_away(best, self._resumable(best, length, tokens, groups))
+            self._cache.copy_prefix(donor.sequence, best.sequence, most)
+            return best, most
+        self._put_away(best, self._resumable(best, length, tokens, groups))
         return best, length
 
     def _resumable(self, slot: Slot, length: int, tokens: list[int], groups: Sequence[Group]) -> int:
@@ -124,7 +130,7 @@ class Slots:
             return None
         length = entry.saved.resume_point(whole(0, min(spared, len(tokens) - 1), 0, groups))
         most, holder = self._most_held(tokens)
-        if length < most + MIN_COPY_GAIN:
+        if length < most + MIN_ATTIC_GAIN:
             return None
         idle = [s for s in self.slots if not s.is_busy]
         others = [s for s in idle if s.sequence != holder]

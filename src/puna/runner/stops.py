@@ -8,7 +8,9 @@ from puna.runner.admission import LOOKAHEAD
 from puna.runner.prefixes import common_prefix
 from puna.runner.request import Request
 from puna.runner.schedule import Progress
-from puna.runner.slots import MIN_COPY_GAIN
+
+# A step costs time, so it should spare at least so many tokens.
+MIN_STEP = 32
 
 
 def stopping(request: Request, waiting: Sequence[list[int]], prompt_tail: int) -> Progress:
@@ -20,6 +22,5 @@ def stopping(request: Request, waiting: Sequence[list[int]], prompt_tail: int) -
         return request.progress
     common = (common_prefix(other, request.tokens, min(len(other) - 1, request.n_prompt)) for other in waiting[:LOOKAHEAD])
     stops = [*common, request.n_prompt - prompt_tail]
-    # A step costs time, so it should spare at least as many tokens as a copy does.
-    n_stop = min((n for n in stops if n >= request.n_computed + MIN_COPY_GAIN), default=0)
+    n_stop = min((n for n in stops if n >= request.n_computed + MIN_STEP), default=0)
     return request.progress._replace(n_stop=n_stop)

@@ -92,15 +92,17 @@ class OneByOne:
 
     def acquire(self, tokens: list[int]) -> tuple[int, int]:
         idle = [s for s in self.slots if not s.is_busy]
-        shared = {s.sequence: self.reusable(s, tokens) for s in self.slots}
-        donor = max(self.slots, key=lambda s: shared[s.sequence])
-        best = max(idle, key=lambda s: (shared[s.sequence], -s.last_used))
+        shared = [self.reusable(s, tokens) for s in self.slots]
+        most = max(shared)
+        idle.sort(key=lambda s: (s.length > 0, s.last_used))
+        best = max(idle, key=lambda s: shared[s.sequence])
+        if 2 * shared[best.sequence] < best.length or most >= shared[best.sequence] + MIN_COPY_GAIN:
+            only = [i for i, n in enumerate(shared) if n == most] if most >= MIN_COPY_GAIN else []
+            best = next((s for s in idle if only != [s.sequence]), idle[0])
         length = shared[best.sequence]
-        others = [s for s in idle if s is not donor]
-        loses_much = best is donor and length >= MIN_COPY_GAIN and 2 * length < best.length
-        if others and (loses_much or shared[donor.sequence] >= length + MIN_COPY_GAIN):
-            best, length = min(others, key=lambda s: s.last_used), shared[donor.sequence]
-            self.cache.copy_prefix(donor.sequence, best.sequence, length)
+        if most >= length + MIN_COPY_GAIN:
+            length = most
+            self.cache.copy_prefix(shared.index(most), best.sequence, length)
         return best.sequence, resume_point(self.cache, best.sequence, min(length, len(tokens) - 1))
 
     def next_to_start(self, waiting: list[Asked], running: list[Asked]) -> Asked | None:

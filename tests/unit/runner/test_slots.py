@@ -71,7 +71,7 @@ def test_a_prefix_in_a_busy_slot_is_copied() -> None:
 def test_a_short_common_prefix_is_not_worth_a_copy() -> None:
     slots, cache = make()
     run(slots, cache, list(range(100)), end=False)
-    assert run(slots, cache, [*range(20), 7, 7])[1] == 0
+    assert run(slots, cache, [*range(7), 70, 70])[1] == 0
     assert cache.copies == []
 
 
@@ -83,6 +83,22 @@ def test_a_fork_leaves_the_other_branch_in_place_when_there_is_room() -> None:
     again, kept = run(slots, cache, list(range(210)))
     assert kept == 200, "the long conversation was not given up for the short one"
     assert again != sequence
+
+
+def test_conversations_that_share_only_what_all_begin_with_do_not_take_each_other_s_place() -> None:
+    """All prompts begin with the same token or with a template's first words: a place nobody has used is better then."""
+    slots, cache = make(4)
+    talks = [[1, 2, 3, *range(1000 * k, 1000 * k + 100)] for k in range(1, 5)]
+    assert sorted(run(slots, cache, talk)[0] for talk in talks) == [0, 1, 2, 3]
+    assert [run(slots, cache, [*talk, 7, 7])[1] for talk in talks] == [103] * 4
+    fifth, length = run(slots, cache, [1, 2, 3, *range(9000, 9100)])
+    assert (fifth, length) == (0, 3), "the one unused for longest, with what it has of the prompt"
+
+
+def test_a_short_conversation_that_goes_on_keeps_its_place() -> None:
+    slots, cache = make(2)
+    first, _ = run(slots, cache, list(range(10)))
+    assert run(slots, cache, list(range(25))) == (first, 10)
 
 
 def test_a_list_that_takes_another_s_place_is_the_one_that_grows() -> None:

@@ -13,7 +13,7 @@ from tests.unit.runner.test_admission import N_PARALLEL, N_SEQUENCES, PROMPTS, O
 from tests.unit.runner.token_cache import SavingTokenCache
 
 from puna.runner.attic import MIN_LOST, Attic
-from puna.runner.slots import MAX_PUT_PER_LOST, MIN_COPY_GAIN, Slots
+from puna.runner.slots import MAX_PUT_PER_LOST, MIN_ATTIC_GAIN, Slots
 
 MEGABYTE = 1 << 20
 
@@ -102,7 +102,7 @@ def test_what_is_evicted_for_room_comes_back() -> None:
     assert run(slots, cache, talk(0, 220))[1] == 200
 
 
-@pytest.mark.parametrize(("n_held", "n_found"), [(200 - MIN_COPY_GAIN, 200), (201 - MIN_COPY_GAIN, 201 - MIN_COPY_GAIN)])
+@pytest.mark.parametrize(("n_held", "n_found"), [(200 - MIN_ATTIC_GAIN, 200), (201 - MIN_ATTIC_GAIN, 201 - MIN_ATTIC_GAIN)])
 def test_a_slot_that_spares_nearly_as_much_is_taken_instead(n_held: int, n_found: int) -> None:
     slots, cache = make(2)
     holder, _ = run(slots, cache, talk(0, n_held))
@@ -209,7 +209,7 @@ class AnyOrder(test_admission.AnyOrder):
         request = asked(prompt)
         request.slot, request.n_computed = self.slots.acquire(request.tokens)
         assert self.cache.rows[request.slot] == prompt[: request.n_computed]
-        assert request.n_computed >= least or self.cache.n_free < least + MIN_COPY_GAIN
+        assert request.n_computed >= least or self.cache.n_free < least + MIN_ATTIC_GAIN
         self.running.append(request)
 
     @rule(turns=st.lists(st.tuples(st.integers(1, 8), st.integers(70, 200), st.integers(0, 3)), min_size=1, max_size=10))
