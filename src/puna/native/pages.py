@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from ctypes import c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -31,11 +32,11 @@ def ask_for_huge(address: int, n_bytes: int) -> bool:
     """Before anything was written there. The answer says whether the system took the advice; it need not follow it."""
     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (address + n_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-    return _ADVICE is not None and length > 0 and _madvise()(begin, length, _ADVICE) == 0
+    if _ADVICE is None or length <= 0:
+        return False
+    return bool(_system().madvise(c_void_p(begin), c_size_t(length), _ADVICE) == 0)
 
 
 @cache
-def _madvise() -> ctypes._NamedFuncPointer:
-    function = ctypes.CDLL(None).madvise
-    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
-    return function
+def _system() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
