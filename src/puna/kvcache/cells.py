@@ -42,13 +42,7 @@ class Cells:
         self.lengths = [0] * max_sequences
         self.firsts = [0] * max_sequences
         self.nexts = [0] * max_sequences
-        self._n_free: int | None = n_cells  # None: to be counted
-
-    @property
-    def n_free(self) -> int:
-        if self._n_free is None:
-            self._n_free = int(np.count_nonzero(self.n_owners == 0))
-        return self._n_free
+        self.n_free = n_cells  # kept, not counted when asked for: other threads ask, too
 
     def place(self, sequence: int, positions: npt.NDArray[np.int32]) -> Sequence[int]:
         """Take a free cell for each position; they ascend, and so do the cells.
@@ -60,8 +54,7 @@ class Cells:
         self.positions[at] = positions
         self.members[sequence, at] = True
         self.n_owners[at] = 1
-        if self._n_free is not None:
-            self._n_free -= len(chosen)
+        self.n_free -= len(chosen)
         begin, end, first, after = chosen[0], chosen[-1] + 1, int(positions[0]), int(positions[-1]) + 1
         if self.lengths[sequence]:
             begin, end = min(begin, self.begins[sequence]), max(end, self.ends[sequence])
@@ -108,14 +101,14 @@ class Cells:
         gone = self._mine(sequence, begin, end)
         self.members[sequence, gone] = False
         self.n_owners[gone] -= 1
-        self._n_free = None
-        self.positions[gone[self.n_owners[gone] == 0]] = FREE
+        freed = gone[self.n_owners[gone] == 0]
+        self.positions[freed] = FREE
+        self.n_free += len(freed)
         self._measure(sequence, self.begins[sequence], self.ends[sequence])
 
     def share(self, target: int, cells: npt.NDArray[np.int64]) -> None:
         """The target sees these cells of another sequence too."""
         self.n_owners[cells] += ~self.members[target, cells]
-        self._n_free = None
         self.members[target, cells] = True
         self._measure(target, 0, self.n_cells)
 
@@ -159,7 +152,7 @@ class Cells:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the arrays contradict each other: a bug here, never the caller's fault."""
-        assert self._n_free in (None, np.count_nonzero(self.n_owners == 0)), "the count of free cells is wrong"
+        assert self.n_free == np.count_nonzero(self.n_owners == 0), "the count of free cells is wrong"
         assert (self.members.sum(axis=0) == self.n_owners).all(), "owner counts differ from the members"
         assert ((self.positions == FREE) == (self.n_owners == 0)).all(), "a free cell has a position, or a used one none"
         for sequence in range(self.max_sequences):
