@@ -14,7 +14,7 @@ import pytest
 from puna.runner.engine import Engine
 from puna.wire import Done
 from tests.contract.greedy import is_greedy
-from tests.contract.test_engine import Answer, check_books, check_integrity, started, wait_for
+from tests.contract.test_engine import Answer, check_integrity, faults_after_steps, started, wait_for
 from tests.models.lfm2 import write_lfm2
 from tests.models.qwen3next import write_qwen3next
 from tests.tiny import write_gemma3, write_llama
@@ -38,15 +38,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def checked(model: Path, **options: Any) -> Iterator[Engine]:
     """Two sequences; what the books say is checked after each step and at the end."""
     engine = started(model, **{"n_ctx": 1024, "n_parallel": 1, "n_batch": 128, **options})
-    faults: list[AssertionError] = []
-
-    def check() -> None:
-        try:
-            check_books(engine)
-        except AssertionError as fault:
-            faults.append(fault)
-
-    engine.after_step(check)
+    faults = faults_after_steps(engine)
     try:
         yield engine
         check_integrity(engine)

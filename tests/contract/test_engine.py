@@ -70,6 +70,20 @@ def check_books(engine: Engine) -> None:
     engine._slots.check_integrity()
 
 
+def faults_after_steps(engine: Engine) -> list[AssertionError]:
+    """What the books' checks after each step will have found."""
+    faults: list[AssertionError] = []
+
+    def check() -> None:
+        try:
+            check_books(engine)
+        except AssertionError as fault:
+            faults.append(fault)
+
+    engine.after_step(check)
+    return faults
+
+
 class Answer:
     """Collects one request's replies and checks that exactly one of them ends it."""
 
@@ -123,12 +137,12 @@ def test_a_seed_gives_the_same_text_in_any_company(engine: Engine) -> None:
     same = []
     for seed in range(40, 48):
         options = SamplingOptions(temperature=1.5, seed=seed)
-        alone = Answer(engine, sampling=options)
+        alone = Answer(engine, sampling=options, n_predict=8)
         alone.done()
         company = [
             Answer(engine, prompt, sampling=SamplingOptions(temperature=1.5, seed=i)) for i, prompt in enumerate(PROMPTS[:3])
         ]
-        again = Answer(engine, sampling=options)
+        again = Answer(engine, sampling=options, n_predict=8)
         for answer in [*company, again]:
             answer.done()
         same.append(again.text == alone.text)
@@ -344,15 +358,7 @@ def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(mod
     limits = {"n_ctx": 128, "n_parallel": 3, "n_pool": chance.choice([128, 200, 384]), "n_batch": chance.choice([8, 64])}
     engine = started(model, new_engine, **limits)
     answers: list[Answer] = []
-    faults: list[AssertionError] = []
-
-    def check() -> None:
-        try:
-            check_books(engine)
-        except AssertionError as fault:
-            faults.append(fault)
-
-    engine.after_step(check)
+    faults = faults_after_steps(engine)
     try:
         for _ in range(60):
             if answers and chance.random() < 0.4:

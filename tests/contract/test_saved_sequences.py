@@ -92,6 +92,13 @@ def saved_and_forgotten(engine: PunaEngine) -> Any:
     return saved
 
 
+def one_moves_to_another_place(engine: PunaEngine) -> None:
+    """Of two equal sequences, MOVES is held by OTHER then."""
+    for sequence in (MOVES, STAYS):
+        a_prompt_and_an_answer(engine, sequence, 170)
+    saving(engine).restore(OTHER, saved_and_forgotten(engine), 182)
+
+
 def saving(engine: PunaEngine) -> SavingCache:
     assert isinstance(engine.cache, SavingCache)
     return engine.cache
@@ -133,10 +140,7 @@ def test_it_goes_on_from_further_back_wherever_the_one_that_stayed_can(engine: P
 
 
 def test_it_goes_back_after_it_has_come_back(engine: PunaEngine) -> None:
-    for sequence in (MOVES, STAYS):
-        a_prompt_and_an_answer(engine, sequence, 170)
-    saved = saved_and_forgotten(engine)
-    saving(engine).restore(OTHER, saved, 182)
+    one_moves_to_another_place(engine)
     for sequence in (OTHER, STAYS):
         assert resume_point(engine.cache, sequence, 165) in (162, 165)
         engine.cache.remove(sequence, resume_point(engine.cache, sequence, 165))
@@ -173,10 +177,7 @@ def test_it_comes_back_beside_one_that_holds_a_part_of_it_and_is_saved_once_more
 
 
 def test_a_context_moves_after_it_has_come_back(engine: PunaEngine) -> None:
-    for sequence in (MOVES, STAYS):
-        a_prompt_and_an_answer(engine, sequence, 170)
-    saved = saved_and_forgotten(engine)
-    saving(engine).restore(OTHER, saved, 182)
+    one_moves_to_another_place(engine)
     for sequence in (OTHER, STAYS):
         with suppress(NotSupported):  # states cannot lose a middle
             engine.cache.remove(sequence, 20, 60)

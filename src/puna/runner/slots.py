@@ -102,7 +102,7 @@ class Slots:
         The slot that holds most of the prompt is taken over if it is idle and loses less than half by it. Otherwise an
         empty one is or the one unused for longest, and what another slot holds of the prompt, busy or not, is copied into it.
         """
-        idle = sorted((s for s in self.slots if not s.is_busy), key=lambda s: (s.length > 0, s.last_used))
+        idle = self._idle()
         shared = [self._reusable(s, n) for s, n in enumerate(self._prefixes.shared(tokens))]
         most = max(shared)
         best = max(idle, key=lambda s: shared[s.sequence])
@@ -119,6 +119,10 @@ class Slots:
         self._put_away(best, self._resumable(best, length, tokens, groups))
         return best, length
 
+    def _idle(self) -> list[Slot]:
+        """Those that no request has: empty ones, then the one unused for longest, and so on."""
+        return sorted((s for s in self.slots if not s.is_busy), key=lambda s: (s.length > 0, s.last_used))
+
     def _resumable(self, slot: Slot, length: int, tokens: list[int], groups: Sequence[Group]) -> int:
         """Of the first *length* tokens of a prompt, as many as the slot can go on from: never the last, and whole groups."""
         return resume_point(self._cache, slot.sequence, whole(0, min(length, len(tokens) - 1), 0, groups))
@@ -132,9 +136,8 @@ class Slots:
         most, holder = self._most_held(tokens)
         if length < most + MIN_ATTIC_GAIN:
             return None
-        idle = [s for s in self.slots if not s.is_busy]
-        others = [s for s in idle if s.sequence != holder]
-        slot = min(others or idle, key=lambda s: s.last_used)
+        idle = self._idle()
+        slot = next((s for s in idle if s.sequence != holder), idle[0])
         self.attic.use(entry)
         self._put_away(slot, 0)
         self.empty(slot.sequence)
@@ -183,10 +186,9 @@ class Slots:
 
     def evict(self) -> bool:
         """The idle prefix unused for longest leaves the cache; False when there is none."""
-        idle = [s for s in self.slots if not s.is_busy and s.length]
-        if not idle:
+        slot = next((s for s in self._idle() if s.length), None)
+        if slot is None:
             return False
-        slot = min(idle, key=lambda s: s.last_used)
         self._put_away(slot, 0)
         self.empty(slot.sequence)
         return True
