@@ -14,12 +14,13 @@ override PROMPT :=
 endif
 export PROMPT QUESTION
 
-.PHONY: help run test check format docs bench clean FORCE
+.PHONY: help run test explore check format docs bench clean FORCE
 
 help:
 	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
 	@echo 'make run PROMPT="..."     answer yours'
 	@echo 'make test                 all tests (ARGS="-k name" for some)'
+	@echo 'make explore              tests that draw examples draw other ones (SEED=n: those of a run before)'
 	@echo 'make check                format, lint, types, imports'
 	@echo 'make format               bring the code into the expected format'
 	@echo 'make docs                 write the table of docs/models.md from the tests'
@@ -36,6 +37,11 @@ run: .venv/.ready
 
 test: .venv/.ready
 	$(BIN)/pytest $(ARGS)
+
+explore: .venv/.ready
+	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
+	echo "The same examples once more: make explore SEED=$$seed"; \
+	$(BIN)/pytest -m hypothesis --hypothesis-profile=explore --hypothesis-seed=$$seed $(ARGS)
 
 check: .venv/.ready
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ import anthropic
 import pytest
 from anthropic.types import MessageParam, ToolParam
 
+from tests.patience import PATIENCE_S
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import last_completion
 
@@ -40,7 +41,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def client(live: Live) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 

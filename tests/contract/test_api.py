@@ -9,8 +9,8 @@ import ollama
 import openai
 import pytest
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import wait_until
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -20,21 +20,21 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     server = Live(tmp_path_factory.mktemp("api"))
     server.add("hello")
     server.add("late", fail_at_piece=1)
-    server.add("slow", n_pieces=1000, piece_delay_s=0.02)
+    server.add("slow", n_pieces=100_000, piece_delay_s=0.02)
     with server.running():
         yield server
 
 
 @pytest.fixture
 def native(live: Live) -> Iterator[ollama.Client]:
-    client = ollama.Client(host=live.url, timeout=20)
+    client = ollama.Client(host=live.url, timeout=PATIENCE_S)
     yield client
     client._client.close()
 
 
 @pytest.fixture
 def compatible(live: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -91,7 +91,7 @@ def test_ollama_closing_a_stream_cancels(native: ollama.Client, live: Live) -> N
     stream.close()  # type: ignore[attr-defined]
     path = live.store.get("slow").model_path
     assert path is not None
-    wait_until(lambda: any(event[0] == "cancelled" for event in live.events(live.scripts[path])), timeout_s=1)
+    wait_until(lambda: any(event[0] == "cancelled" for event in live.events(live.scripts[path])))
 
 
 async def _chat_many(url: str, count: int) -> list[str | None]:

@@ -14,9 +14,10 @@ import pytest
 from puna.runner.engine import Engine
 from puna.wire import Done
 from tests.contract.greedy import is_greedy
-from tests.contract.test_engine import Answer, check_integrity, faults_after_steps, started, wait_for
+from tests.contract.test_engine import Answer, check_integrity, faults_after_steps, started
 from tests.models.lfm2 import write_lfm2
 from tests.models.qwen3next import write_qwen3next
+from tests.patience import wait_until
 from tests.tiny import write_gemma3, write_llama
 
 WRITERS: dict[str, Callable[..., Path]] = {
@@ -147,7 +148,7 @@ def test_any_order_of_arrivals_and_cancels_in_a_short_pool(model: Path, seed: in
                 done = answer.done()
                 if done.reason != "cancelled":
                     contexts[i] = done.tokens
-        wait_for(lambda: engine.health().active == 0)
+        wait_until(lambda: engine.health().active == 0)
         for i, tokens in enumerate(contexts):
             done = Answer(engine, " and then", context=tokens[:400], n_predict=20, return_tokens=True).done()
             assert is_greedy(engine, model, done), i

@@ -17,6 +17,7 @@ from puna.runner.step import Forward
 from puna.wire import Done, Failed, LoadOptions, LoadRequest, SamplingOptions
 from tests.contract.test_engine import Answer, check_integrity, started
 from tests.models.table import ROWS
+from tests.patience import PATIENCE_S
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
 
@@ -98,7 +99,7 @@ def churn(engine: Engine) -> list[str]:
         if answer.cancel_after is None:
             kept.append(answer)
         else:
-            answer.ended.wait(30)
+            answer.ended.wait(PATIENCE_S)
     return said(kept)
 
 
@@ -116,7 +117,7 @@ class Canceling(Answer):
         super()._take(reply)
         self._n_pieces += 1
         if self.cancel_after is not None and self._n_pieces >= self.cancel_after and not isinstance(reply, Done | Failed):
-            self._has_handle.wait(5)
+            self._has_handle.wait(PATIENCE_S)
             self.handle.cancel()
 
 

@@ -29,6 +29,7 @@ from tests import tiny
 from tests.compat_engine import CompatEngine
 from tests.lora import write_lora
 from tests.oracle import Oracle
+from tests.patience import PATIENCE_S
 from tests.tiny import RandomWeights, bpe_vocabulary, write_bert, write_llama
 from tests.tiny_others import OTHERS
 
@@ -163,7 +164,7 @@ def test_a_load_reports_progress_and_can_be_cancelled(gpt2: Path) -> None:
 
 
 def wait_until_ready(engine: Engine) -> Health:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while (health := engine.health()).status == "loading":
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from puna.wire import (
     TokenLogprob,
 )
 from tests.oracle import Oracle
+from tests.patience import wait_until
 from tests.tiny import write_llama
 
 GREEDY = SamplingOptions(temperature=0)
@@ -54,7 +54,7 @@ def engines(models: dict[str, Path]) -> Iterator[dict[str, Engine]]:
     for name, path in models.items():
         engine = engines[name] = Engine(path)
         assert engine.load(LoadRequest(options=LoadOptions(n_ctx=4096, n_parallel=8, n_threads=1))).success
-        wait_for(lambda engine=engine: engine.health().status == "ready")  # type: ignore[misc]
+        wait_until(lambda engine=engine: engine.health().status == "ready")  # type: ignore[misc]
     yield engines
     for engine in engines.values():
         engine.close()
@@ -63,13 +63,6 @@ def engines(models: dict[str, Path]) -> Iterator[dict[str, Engine]]:
 @pytest.fixture
 def engine(engines: dict[str, Engine]) -> Engine:
     return engines["bpe"]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 class Answer:
@@ -147,7 +140,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(schemas=st.lists(SCHEMAS, min_size=4, max_size=4), vocabulary=st.sampled_from(["bpe", "spm"]))
 def test_whatever_the_schema_the_answer_is_valid(engines: dict[str, Engine], schemas: list[Any], vocabulary: str) -> None:
     """25 times four schemas at once, greedily and wildly sampled."""
@@ -277,11 +270,11 @@ def test_an_error_in_a_grammar_fails_only_its_request(engine: Engine, monkeypatc
 
 def test_cancelling_constrained_requests_leaves_nothing(engine: Engine) -> None:
     answers = [Answer(engine, grammar=Grammar(kind="regex", text="[a-z]{2000}")) for _ in range(8)]
-    wait_for(lambda: all(a.text for a in answers))
+    wait_until(lambda: all(a.text for a in answers))
     for answer in answers:
         answer.handle.cancel()
     assert {answer.done().reason for answer in answers} == {"cancelled"}
-    wait_for(lambda: engine.health().active == 0)
+    wait_until(lambda: engine.health().active == 0)
 
 
 # Logprobs.

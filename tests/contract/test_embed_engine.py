@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,16 @@ from puna.runner import engines
 from puna.runner.engine import Engine, RequestHandle
 from puna.runner.service import NotLoaded
 from puna.wire import CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
+from tests.patience import wait_until
 from tests.tiny import CORPUS, write_bert, write_llama
 
 LONG = [CORPUS[i % 300 :][:400] for i in range(600)]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
-
-
 def started(path: Path, **options: Any) -> Engine:
     engine = Engine(path)
     assert engine.load(LoadRequest(options=LoadOptions(**{"n_ctx": 128, "n_threads": 1, **options}))).success
-    wait_for(lambda: engine.health().status == "ready")
+    wait_until(lambda: engine.health().status == "ready")
     return engine
 
 
@@ -70,7 +63,7 @@ class Answer:
 def test_a_long_list_does_not_keep_a_short_one_waiting(engine: Engine) -> None:
     before = engine.health().steps
     long = Answer(engine, LONG)
-    wait_for(lambda: engine.health().steps > before + 1)
+    wait_until(lambda: engine.health().steps > before + 1)
     asked = engine.health().steps
     short = Answer(engine, ["hello"])
     assert isinstance(short.reply, EmbeddingReply)
@@ -84,11 +77,11 @@ def test_a_long_list_does_not_keep_a_short_one_waiting(engine: Engine) -> None:
 def test_a_cancelled_list_ends_soon_and_once(engine: Engine) -> None:
     before = engine.health().steps
     answer = Answer(engine, LONG)
-    wait_for(lambda: engine.health().steps > before)
+    wait_until(lambda: engine.health().steps > before)
     answer.handle.cancel()
     assert answer.reply == Failed(error="the request was cancelled", status=499)
     answer.handle.cancel()
-    wait_for(lambda: engine.health().active == engine.health().waiting == 0)
+    wait_until(lambda: engine.health().active == engine.health().waiting == 0)
     assert engine.health().steps < before + 60
     assert isinstance(Answer(engine, ["still there"]).reply, EmbeddingReply)
     assert len(answer.replies) == 1

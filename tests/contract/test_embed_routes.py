@@ -7,8 +7,7 @@ import json
 import math
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 from puna.llm.runner import Runner
 from puna.server.scheduler import launch_runner
 from puna.store.create import Recipe
+from tests.patience import wait_until
 from tests.tiny import CORPUS, write_bert, write_llama
 from tests.unit.server.live import Live
 
@@ -61,13 +61,6 @@ def compatible(live: Serving) -> Iterator[openai.OpenAI]:
 
 def length(vector: Any) -> float:
     return math.sqrt(sum(x * x for x in vector))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ok(response: httpx.Response) -> dict[str, Any]:

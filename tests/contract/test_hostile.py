@@ -18,6 +18,7 @@ import pytest
 
 from tests.contract.every_kind import DOCUMENTED, serving
 from tests.contract.test_embed_routes import Serving
+from tests.patience import PATIENCE_S
 
 BRIEF = {"num_predict": 2, "num_ctx": 128}
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
@@ -223,7 +224,7 @@ def test_small_requests_do_not_wait_for_huge_ones(live: Serving) -> None:
 
 
 def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(live: Serving) -> None:
-    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_S) as client:
         client.sendall(b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\n{")
         assert client.recv(100).startswith(b"HTTP/1.1 413 ")
 
@@ -248,7 +249,7 @@ def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(live: Ser
     ids=lambda head: repr(head[:30]),
 )
 def test_what_is_hardly_http(live: Serving, head: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_S) as client:
         client.settimeout(5)
         try:
             client.sendall(head)
@@ -282,7 +283,7 @@ def test_clients_that_leave_in_the_middle(live: Serving) -> None:
     body = json.dumps({**BODIES["/api/generate"], "options": {"num_predict": 10_000}, "stream": True}).encode()
     whole = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     for cut in (10, 60, len(whole) - 5, len(whole)):
-        with socket.create_connection(("127.0.0.1", live.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_S) as client:
             client.sendall(whole[:cut])
     messages = copy.deepcopy(HI)
     assert post(live, "/api/chat", {"model": "chat", "messages": messages, "stream": False}).status_code == 200

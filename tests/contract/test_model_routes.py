@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from puna.settings import Settings
 from puna.store.create import Recipe
 from puna.store.progress import Progress, Report
 from puna.store.store import Store
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.store.gguf_files import write_model
 from tests.unit.store.wheels import write_wheel
 
@@ -48,7 +49,7 @@ def serving(store: Store) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -60,7 +61,7 @@ def url(store: Store) -> Iterator[str]:
 
 @pytest.fixture
 def http(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
         yield client
 
 
@@ -218,13 +219,6 @@ def test_uploads(http: httpx.Client, store: Store, gguf: Path) -> None:
     assert store.blobs.path(digest).read_bytes() == content
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_an_interrupted_upload_keeps_nothing(url: str, store: Store) -> None:
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
         head = f"POST /api/blobs/{ZEROS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
@@ -355,7 +349,7 @@ def test_the_last_client_to_leave_cancels(fake_pull: FakePull, http: httpx.Clien
             next(second_lines)
         next(first_lines)
         assert not fake_pull.ended.wait(0.3)
-    assert fake_pull.ended.wait(20)
+    assert fake_pull.ended.wait(PATIENCE_S)
     assert fake_pull.n_begun == 1
 
 
@@ -365,7 +359,7 @@ def test_a_client_that_waits_without_a_stream_can_leave_too(fake_pull: FakePull,
         head = f"POST /api/pull HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         wait_until(lambda: fake_pull.n_begun == 1)
-    assert fake_pull.ended.wait(20)
+    assert fake_pull.ended.wait(PATIENCE_S)
 
 
 def test_ollamas_own_client(url: str, store: Store, gguf: Path) -> None:

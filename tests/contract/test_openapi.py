@@ -71,7 +71,7 @@ ASKED = [
 def test_no_request_makes_the_server_fail(live: Serving, schema: Any, method: str, path: str, mode: GenerationMode) -> None:
     operation = schema[path][method]
 
-    @settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(generation_mode=mode), st.sampled_from(MODELS))
     def ask(case: Any, model: str) -> None:
         case = aimed(case, model)

@@ -16,6 +16,7 @@ from tests.contract.test_engine import Answer, check_integrity, started
 from tests.models.lfm2 import write_lfm2
 from tests.models.mamba import write_mamba2
 from tests.models.qwen3next import write_qwen3next
+from tests.patience import PATIENCE_S
 
 STORY = "once upon a time there was a little girl who liked to read books and she said that the sea is blue " * 6
 
@@ -62,14 +63,14 @@ class Holding(Answer):
         self._holds = threading.Event()
         self.release = threading.Event()
         super().__init__(engine, prompt, **fields)
-        assert self._holds.wait(20)
+        assert self._holds.wait(PATIENCE_S)
 
     def _take(self, reply: CompletionReply) -> None:
         if self._n_passed:
             self._n_passed -= 1
         else:
             self._holds.set()
-            assert self.release.wait(20)
+            assert self.release.wait(PATIENCE_S)
         super()._take(reply)
 
 

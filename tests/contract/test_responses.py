@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import FunctionToolParam
 
 from tests.contract.test_anthropic import ANSWER, TOOLED
+from tests.patience import PATIENCE_S
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import last_completion
 
@@ -34,7 +35,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def client(live: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -16,8 +16,9 @@ from puna.runner.engine import Engine
 from puna.store.create import Recipe
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import Done, LoadOptions, LoadRequest, Thoughts
-from tests.contract.test_constrained import WILD, Answer, schema, wait_for
+from tests.contract.test_constrained import WILD, Answer, schema
 from tests.contract.test_embed_routes import Serving
+from tests.patience import wait_until
 from tests.tiny import write_llama
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import last_completion
@@ -126,7 +127,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def engine(model: Path) -> Iterator[Engine]:
     engine = Engine(model)
     assert engine.load(LoadRequest(options=LoadOptions(n_ctx=4096, n_parallel=4, n_threads=1))).success
-    wait_for(lambda: engine.health().status == "ready")
+    wait_until(lambda: engine.health().status == "ready")
     yield engine
     engine.close()
 

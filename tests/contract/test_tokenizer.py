@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from puna.errors import BadRequest, FileFormatError
@@ -14,17 +15,28 @@ from tests.tiny import write_llama
 
 
 @pytest.fixture(scope="module", params=["bpe", "spm"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
-    found = Tokenizer(write_llama(tmp_path_factory.mktemp("t") / "m.gguf", vocab=request.param))
+def vocabulary(request: pytest.FixtureRequest) -> Literal["bpe", "spm"]:
+    return request.param  # type: ignore[no-any-return]  # one of the two above
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary: Literal["bpe", "spm"], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
+    found = Tokenizer(write_llama(tmp_path_factory.mktemp("t") / "m.gguf", vocab=vocabulary))
     yield found
     found.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60))
-def test_text_survives_the_round_trip(tokenizer: Tokenizer, text: str) -> None:
+@example(" ")
+@example("\u2581 a\u2581")
+def test_text_survives_the_round_trip(vocabulary: str, tokenizer: Tokenizer, text: str) -> None:
     back = tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=False))
-    assert back.removeprefix(" ") == text.removeprefix(" ")  # SentencePiece puts a space before the first word
+    if vocabulary == "spm" and text:
+        # SentencePiece puts a space before a text, and a space and its own mark for one are the same to it.
+        assert back == " " + text.replace("\u2581", " ")
+    else:
+        assert back == text
 
 
 def test_special_text_becomes_its_token_only_when_asked(tokenizer: Tokenizer) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
 from tests.unit.cli.pty_driver import terminal
 
@@ -70,7 +71,7 @@ def server(env: dict[str, str], home: Path) -> Iterator[subprocess.Popen[bytes]]
     """``puna serve`` at OLLAMA_HOST."""
     with subprocess.Popen([sys.executable, "-m", "puna", "serve"], env=env, cwd=home, stderr=subprocess.DEVNULL) as process:
         host, port = env["OLLAMA_HOST"].split(":")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 socket.create_connection((host, int(port))).close()
@@ -80,11 +81,11 @@ def server(env: dict[str, str], home: Path) -> Iterator[subprocess.Popen[bytes]]
                 time.sleep(0.05)
         yield process
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def assert_ends(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -153,7 +154,7 @@ def test_ps_and_stop(puna: Puna, model: str, server: subprocess.Popen[bytes]) ->
         r"tiny:latest +[0-9a-f]{12} +[\d.]+ [KMG]B +100% CPU +512 +9 minutes from now", puna("ps").stdout.splitlines()[1]
     )
     assert puna("stop", model).returncode == 0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while json.loads(puna("ps", "--json").stdout)["models"]:
         assert time.monotonic() < deadline
     assert puna("stop", "nobody").stderr == 'Error: couldn\'t find model "nobody" to stop\n'
@@ -173,7 +174,7 @@ def test_no_process_outlives_the_command(env: dict[str, str], home: Path, model:
         family = psutil.Process(child.pid).children(recursive=True)
         assert len(family) >= 2  # server and runner
         child.send_signal(how)
-        child.wait(30)
+        child.wait(PATIENCE_S)
     assert_ends(family)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from puna.tokenizer.tokenizer import Tokenizer
-from tests.e2e.test_first_light import GREEDY, Server, serving, wait_until
+from tests.e2e.test_first_light import GREEDY, Server, serving
 from tests.oracle import Oracle
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import CORPUS, RANK, write_bert, write_llama
 from tests.tiny_others import OTHERS
 
@@ -149,7 +150,7 @@ def test_a_recurrent_model_serves_several_conversations_and_goes_on_with_them(tm
 
 def test_a_client_that_leaves_frees_the_runner(forced: Server, llama: str) -> None:
     body = {"model": llama, "prompt": "hello", "options": {**GREEDY, "num_predict": 100_000}}
-    with httpx.Client(base_url=forced.url, timeout=30) as client:
+    with httpx.Client(base_url=forced.url, timeout=PATIENCE_S) as client:
         streams = [client.stream("POST", "/api/generate", json=body) for _ in range(4)]
         for stream in streams:
             next(stream.__enter__().iter_lines())
@@ -204,4 +205,4 @@ def test_a_model_that_goes_is_gone(forced: Server, llama: str) -> None:
     assert model["size"] > 0
     before = {runner.pid for runner in forced.runners()}
     forced.client.post("/api/generate", json={"model": llama, "keep_alive": 0})
-    wait_until(lambda: len(before - {runner.pid for runner in forced.runners()}) == 1, 10)
+    wait_until(lambda: len(before - {runner.pid for runner in forced.runners()}) == 1)

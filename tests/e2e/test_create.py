@@ -16,11 +16,12 @@ import pytest
 from puna.gguf.reader import GGUFFile
 from puna.store.store import Store
 from puna.tokenizer.tokenizer import Tokenizer
-from tests.e2e.test_first_light import Server, serving, wait_until
+from tests.e2e.test_first_light import Server, serving
 from tests.hf import hf_config, hf_tensors, write_checkpoint
 from tests.lora import write_lora
 from tests.minilm import NumpyBert, unpack_checkpoint
 from tests.oracle import Oracle
+from tests.patience import wait_until
 from tests.tiny import write_llama
 
 # A sentence, the same said otherwise, and a sentence about something else that shares its words or its form.
@@ -191,8 +192,8 @@ def test_a_client_that_goes_away_ends_the_quantiser(server: Server, tmp_path: Pa
     with server.client.stream("POST", "/api/create", json=body) as response:
         line = next(line for line in response.iter_lines() if "quantizing F32 model to Q2_K" in line)
         assert "error" not in line
-        wait_until(lambda: quantisers(server), 10)
-    wait_until(lambda: not quantisers(server), 10)
+        wait_until(lambda: quantisers(server))
+    wait_until(lambda: not quantisers(server))
     assert server.client.post("/api/show", json={"model": "small-full"}).status_code == 404
 
 

@@ -20,6 +20,7 @@ import openai
 import psutil
 import pytest
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "num_predict": 48, "num_ctx": 512}
@@ -57,7 +58,7 @@ def serving(folder: Path, **environ: str) -> Iterator[Server]:
     log = (folder / "server.log").open("w+")
     process = subprocess.Popen([sys.executable, "-m", "puna", "serve"], stderr=log, text=True, env=given)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while "Listening on 127.0.0.1:" not in (text := (folder / "server.log").read_text()):
             assert process.poll() is None, text
             assert time.monotonic() < deadline, text
@@ -67,7 +68,7 @@ def serving(folder: Path, **environ: str) -> Iterator[Server]:
         with server.client:
             yield server
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -83,13 +84,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", dtype="f32", n_ctx=2048))
-
-
-def wait_until(condition: Any, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_it_answers(server: Server, model: str) -> None:
@@ -158,7 +152,7 @@ def test_a_killed_runner_fails_its_request_and_is_replaced(server: Server, model
 def test_a_client_that_leaves_frees_the_runner_within_a_second(server: Server, model: str) -> None:
     """With as many endless requests as the runner computes at once, the next one would wait for ever."""
     body = {"model": model, "prompt": "hello", "options": {**GREEDY, "num_predict": 100_000}}
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         streams = [client.stream("POST", "/api/generate", json=body) for _ in range(4)]
         for stream in streams:
             next(stream.__enter__().iter_lines())
@@ -168,7 +162,7 @@ def test_a_client_that_leaves_frees_the_runner_within_a_second(server: Server, m
     server.chat(model, "hello", options={**GREEDY, "num_predict": 1})
     assert time.monotonic() - begin < 1
     (port,) = {connection.laddr.port for connection in server.runners()[0].net_connections() if connection.status == "LISTEN"}
-    wait_until(lambda: httpx.get(f"http://127.0.0.1:{port}/health").json()["active"] == 0, 1)
+    wait_until(lambda: httpx.get(f"http://127.0.0.1:{port}/health").json()["active"] == 0)
 
 
 def test_a_truncated_file_is_refused_and_the_server_lives(server: Server, model: str, tmp_path: Path) -> None:
@@ -186,9 +180,9 @@ def test_unloading_ends_the_process(server: Server, model: str) -> None:
     server.chat(model, "hello")
     assert len(server.runners()) == 1
     server.client.post("/api/generate", json={"model": model, "keep_alive": 0})
-    wait_until(lambda: not server.runners(), 5)
+    wait_until(lambda: not server.runners())
     # The server hears of the end of a process a moment after it.
-    wait_until(lambda: server.client.get("/api/ps").json() == {"models": []}, 5)
+    wait_until(lambda: server.client.get("/api/ps").json() == {"models": []})
 
 
 def test_official_clients(server: Server, model: str) -> None:

@@ -28,6 +28,7 @@ from puna.server.app import create_app, make_server
 from puna.server.scheduler import Scheduler
 from puna.settings import Address, Settings
 from puna.store.store import Store
+from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
 
 DRIVER_MIB = 457
@@ -84,7 +85,7 @@ def serving(folder: Path, gpus: str, *, engine: str = "1", **given: Any) -> Iter
                 yield Place(client)
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 

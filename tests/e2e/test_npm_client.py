@@ -22,6 +22,7 @@ import pytest
 from puna.store.create import Recipe
 from puna.store.store import Store
 from tests.e2e.test_first_light import serving
+from tests.patience import PATIENCE_S
 from tests.tiny import write_bert, write_llama
 
 HERE = Path(__file__).parent / "npm"
@@ -86,7 +87,7 @@ def test_the_npm_client(client: Path, tmp_path: Path) -> None:
 
 def _wait_until_idle(server: httpx.Client) -> None:
     """What the client aborted is not computed to its end."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while 'puna_requests_running{model="tiny:latest"} 0.0' not in (text := server.get("/metrics").text):
         assert time.monotonic() < deadline, text
         time.sleep(0.05)

@@ -21,6 +21,8 @@ import httpx
 import pytest
 from bench.load import chaos
 
+from tests.patience import PATIENCE_S
+
 N_REQUESTS = 200
 ENDLESS = {"temperature": 0, "ignore_eos": True, "num_ctx": 2048, "num_predict": 1_000_000}  # 20,480 tokens are allowed
 
@@ -65,7 +67,7 @@ class Stream:
             self.broke_off = True
 
     def wait_until_it_runs(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while len(self.lines) < 3:
             assert self._thread.is_alive(), self.lines
             assert time.monotonic() < deadline
@@ -84,7 +86,7 @@ def test_nothing_outlives_a_server(number: signal.Signals, models: list[Path], t
         streams = [Stream(server.url, model) for model in models[:2]]
         for stream in streams:
             stream.wait_until_it_runs()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while len(server.look()) < 3:  # two models and the spare
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -163,7 +165,7 @@ class Deadly:
     def unload_all(self) -> None:
         for model in httpx.get(f"{self.server.url}/api/ps").json()["models"]:
             httpx.post(f"{self.server.url}/api/generate", json={"model": model["name"], "keep_alive": 0}, timeout=60)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while self.server.look():
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -19,6 +19,7 @@ from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
 from tests.models.table import EMBEDDERS, ENCODERS
 from tests.oracle import Oracle
+from tests.patience import PATIENCE_S
 from tests.tiny import CORPUS
 
 N_CTX = 128
@@ -49,7 +50,7 @@ class Running:
         self.engine = Engine(path)
         given = {"n_ctx": N_CTX, "n_threads": 2, **options}
         assert self.engine.load(LoadRequest(options=LoadOptions(**given))).success
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while self.engine.health().status != "ready":
             assert time.monotonic() < deadline, self.engine.health()
             time.sleep(0.002)

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from tests.patience import PATIENCE_S
 
 from puna.settings import Address
 
@@ -240,5 +241,5 @@ def running() -> Iterator[FakeServer]:
             yield fake
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.api.fake_server import PS, SHOWN, TAGS, FakeServer, running
 
 from puna.api.client import Client
@@ -88,7 +89,7 @@ def test_an_error_in_a_stream_comes_after_what_went_before(client: Client) -> No
 def test_closing_a_stream_cancels_the_answer(client: Client, fake: FakeServer) -> None:
     with closing(cast("Any", client.generate({"model": "endless", "prompt": "x"}))) as events:
         next(events)
-    assert fake.cancelled.wait(5)
+    assert fake.cancelled.wait(PATIENCE_S)
 
 
 def test_blobs(client: Client, fake: FakeServer, tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def _canned(reply: bytes) -> Iterator[Address]:
         thread = threading.Thread(target=answer)
         thread.start()
         yield Address(port=sock.getsockname()[1])
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from bench.load.client import Exchange
 
+from tests.patience import PATIENCE_S
+
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 Handle = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 
@@ -30,7 +32,7 @@ async def asked(handle: Handle, use: Callable[[Exchange], Awaitable[None]]) -> E
 
 
 async def until_the_end(exchange: Exchange) -> None:
-    await asyncio.wait_for(exchange.wait(), 5)
+    await asyncio.wait_for(exchange.wait(), PATIENCE_S)
 
 
 def chunk(data: bytes) -> bytes:

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
 
-START_S, STOP_S = 60.0, 20.0
 # With a model that is there, and without the package that is compared with.
 LOADING = """
 import pathlib, sys
@@ -22,7 +22,7 @@ from bench import loading
 path = pathlib.Path(sys.argv.pop())
 loading.models.smollm2 = lambda: path
 loading.has_peer = lambda: True
-loading.PEER = "import time; time.sleep(600)"
+loading.PEER = "import time; time.sleep(3600)"
 loading.main()
 """
 FIRST_TOKEN = """
@@ -30,7 +30,7 @@ import os, sys
 from bench.ending import interrupt_on_sigterm
 from bench.first_token import first_byte
 interrupt_on_sigterm()
-first_byte([sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ))
+first_byte([sys.executable, "-c", "import time; time.sleep(3600)"], dict(os.environ))
 """
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_left(tmp_path: Path, arguments: list[str], n_processes: int)
         program = subprocess.Popen([sys.executable, *arguments, *model], stdout=log, stderr=log)
     seen: list[psutil.Process] = []
     try:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while len(seen) < n_processes:
             assert program.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (seen, (tmp_path / "log").read_text())
@@ -67,8 +67,8 @@ def test_nothing_is_left(tmp_path: Path, arguments: list[str], n_processes: int)
         time.sleep(0.5)  # at work
         seen = psutil.Process(program.pid).children(recursive=True)
         program.send_signal(signal.SIGTERM)
-        program.wait(STOP_S)
-        deadline = time.monotonic() + STOP_S
+        program.wait(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
         while left := [process for process in seen if runs(process)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.api.fake_server import FakeServer, running
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -43,7 +44,7 @@ def puna(fake: FakeServer, environment: dict[str, str], tmp_path: Path) -> Cli:
             capture_output=True,
             cwd=tmp_path,
             env={**environment, "OLLAMA_HOST": fake.address.url},
-            timeout=30,
+            timeout=PATIENCE_S,
         )
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 # the child makes the terminal its own, so that Ctrl-C becomes a signal
 _BOOT = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?>]*[a-zA-Z]|\][^\x07]*\x07|[=>])|\r")
-_TIMEOUT_S = 20.0
 
 
 class Screen:
@@ -31,7 +32,7 @@ class Screen:
 
     def wait_for(self, text: str) -> str:
         """Everything shown since the last call, up to and including *text*."""
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while text not in self._unseen():
             assert self._read(deadline - time.monotonic()), f"no {text!r} in {self._unseen()!r}"
         shown = self._unseen()
@@ -41,7 +42,7 @@ class Screen:
 
     def wait_for_end(self) -> tuple[str, int]:
         """What is shown until the program ends, and its exit status."""
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while self._read(deadline - time.monotonic()):
             pass
         return self._unseen(), self.process.wait(max(deadline - time.monotonic(), 1))

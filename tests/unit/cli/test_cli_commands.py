@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.api.fake_server import PS, SHOWN, TAGS, FakeServer
 from tests.unit.cli.conftest import Cli
 
@@ -144,9 +145,9 @@ def test_ctrl_c_ends_quietly_and_cancels(fake: FakeServer, environment: dict[str
         assert child.stderr is not None
         assert os.read(child.stdout.fileno(), 100)
         child.send_signal(signal.SIGINT)
-        assert child.wait(10) == 130
+        assert child.wait(PATIENCE_S) == 130
         assert child.stderr.read() == b""
-    assert fake.cancelled.wait(5)
+    assert fake.cancelled.wait(PATIENCE_S)
 
 
 # --- list, ps, show ------------------------------------------------------------------------------------------------
@@ -360,14 +361,16 @@ def nobody(environment: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("arguments", [["ps"], ["stop", "echo"]])
 def test_ps_and_stop_start_no_server(nobody: dict[str, str], arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "puna", *arguments], env=nobody, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-m", "puna", *arguments], env=nobody, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 1
     expected = f'Error: could not connect to a Puna server at http://{nobody["OLLAMA_HOST"]}, start one with "puna serve"\n'
     assert done.stderr == expected
 
 
 def test_version_without_a_server(nobody: dict[str, str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "puna", "-v"], env=nobody, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-m", "puna", "-v"], env=nobody, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, f"puna version is {__version__}\n")
     assert done.stderr == "Warning: could not connect to a running Puna instance\n"
 

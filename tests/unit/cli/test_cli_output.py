@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 
 from puna.cli import progress
 from puna.cli.answer import AnswerWriter, timings
@@ -148,7 +149,7 @@ def test_a_long_wait_shows_one_and_takes_it_away(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr(progress, "_SPINNER_DELAY_S", 0.0)
     with progress.Spinner("loading") as spinner:
-        spinner._timer.join(5)
+        spinner._timer.join(PATIENCE_S)
     assert "loading" in err.getvalue()
     assert err.getvalue().endswith("\x1b[2K")  # the line is erased
 

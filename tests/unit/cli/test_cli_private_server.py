@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.cli.pty_driver import terminal
 
 from puna.cli.private_server import SERVE_COMMAND
@@ -31,7 +32,12 @@ def env(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 def puna(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, SCRIPT, *arguments], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+        [sys.executable, SCRIPT, *arguments],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
@@ -51,7 +57,7 @@ def running(env: dict[str, str]) -> list[int]:
     return found
 
 
-def assert_gone(pids: list[int], within_s: float = 10) -> None:
+def assert_gone(pids: list[int], within_s: float = PATIENCE_S) -> None:
     assert pids
     deadline = time.monotonic() + within_s
     while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]:
@@ -77,7 +83,7 @@ def test_nothing_is_started_when_a_server_listens(env: dict[str, str]) -> None:
             sock.accept()[0].close()  # the probe
             with sock.accept()[0] as connection:
                 assert connection.recv(100).startswith(b"GET /api/tags ")
-            assert child.wait(10) == 1
+            assert child.wait(PATIENCE_S) == 1
     assert pids(env) == []
 
 
@@ -115,7 +121,7 @@ def test_it_ends_with_its_owner(env: dict[str, str], how: signal.Signals) -> Non
         assert os.read(child.stdout.fileno(), 10)
         assert len(running(env)) == 2  # the command and its server
         child.send_signal(how)
-        assert child.wait(10) == (130 if how == signal.SIGINT else -how)
+        assert child.wait(PATIENCE_S) == (130 if how == signal.SIGINT else -how)
     assert_gone(pids(env))
 
 
@@ -157,7 +163,7 @@ def test_a_folder_named_puna_is_not_mistaken_for_the_package(env: dict[str, str]
     (tmp_path / "puna").mkdir()
     (tmp_path / "puna" / "__main__.py").write_text("print('hijacked')")
     done = subprocess.run(
-        [*SERVE_COMMAND, "--help"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=30
+        [*SERVE_COMMAND, "--help"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert "hijacked" not in done.stdout
     assert "Start the server." in done.stdout

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.api.fake_server import FakeServer
 from tests.unit.cli.pty_driver import Screen, terminal
 
@@ -79,7 +80,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_session(env: dict[str, str], tmp_p
         repl.send("go" + ENTER)
         repl.wait_for("You said: go....")
         repl.send(CTRL_C)
-        assert fake.cancelled.wait(5)
+        assert fake.cancelled.wait(PATIENCE_S)
         repl.wait_for(PROMPT)
         repl.send("/load echo" + ENTER)
         repl.wait_for("Loading model 'echo'")

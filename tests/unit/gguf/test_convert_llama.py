@@ -247,7 +247,7 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_json_is_refused_or_converted(whole: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["config.json", "tokenizer.json", "tokenizer_config.json"]))
     content = json.loads((whole / name).read_text())
@@ -272,7 +272,6 @@ def test_any_bytes_are_refused_or_read(content: bytes) -> None:
 
 
 @given(st.integers(0, 2000), st.binary(min_size=1, max_size=4))
-@settings(deadline=None)
 def test_a_damaged_sentencepiece_file_is_refused_or_read(at: int, bytes_instead: bytes) -> None:
     content = sentencepiece_file(spm_vocabulary())
     at = at * 7 % len(content)

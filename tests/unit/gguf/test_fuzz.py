@@ -20,7 +20,7 @@ from puna.gguf.writer import GGUFWriter
 MAX_MEMORY = 8 << 20
 INTERESTING = [0, 1, 2, 7, 31, 32, 63, 64, 127, 128, 255]
 
-settings.register_profile("files", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.register_profile("files", suppress_health_check=[HealthCheck.function_scoped_fixture])
 files = settings(settings.get_profile("files"), max_examples=300)
 
 

@@ -58,7 +58,7 @@ def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], TensorType, bytes]:
     return tuple(shape), kind, draw(st.binary(min_size=1, max_size=8)) * n_bytes
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     keys=st.dictionaries(TEXT.filter(bool).map(lambda name: f"k.{name}"), entries(), max_size=8),
     contents=st.dictionaries(st.text(st.sampled_from("abcé.0"), min_size=1, max_size=20), tensors(), max_size=4),

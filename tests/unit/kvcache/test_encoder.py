@@ -208,4 +208,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=20)

@@ -408,6 +408,6 @@ class Hybrid(AnyOrder):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=25)
 TestHybrid = Hybrid.TestCase
-TestHybrid.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestHybrid.settings = settings(max_examples=40, stateful_step_count=25)

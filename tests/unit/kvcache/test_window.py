@@ -356,4 +356,4 @@ class Forgetful(RuleBasedStateMachine):
 
 
 TestForgetful = Forgetful.TestCase
-TestForgetful.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestForgetful.settings = settings(max_examples=50, stateful_step_count=20)

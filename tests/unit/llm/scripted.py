@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 FAKE_RUNNER = Path(__file__).with_name("fake_runner.py")
 
 
@@ -31,8 +33,8 @@ def requests_to(model_path: Path, endpoint: str) -> list[dict[str, Any]]:
     return [event[1] for event in events(model_path) if event[0] == endpoint]
 
 
-async def wait_for_event(model_path: Path, kind: str, *, count: int = 1, timeout_s: float = 5.0) -> list[Any]:
-    deadline = time.monotonic() + timeout_s
+async def wait_for_event(model_path: Path, kind: str, *, count: int = 1) -> list[Any]:
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         found = [event for event in events(model_path) if event[0] == kind]
         if len(found) >= count:

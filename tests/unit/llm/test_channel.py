@@ -14,6 +14,7 @@ import uvloop
 
 from puna import wire
 from puna.llm.channel import BrokenLineError, Channel
+from tests.patience import PATIENCE_S
 
 DONE: dict[str, Any] = {
     "type": "done",
@@ -37,14 +38,14 @@ class Peer:
         self.channel, self._reader, self.writer = channel, reader, writer
 
     async def command(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(await asyncio.wait_for(self._reader.readline(), 5))
+        found: dict[str, Any] = json.loads(await asyncio.wait_for(self._reader.readline(), PATIENCE_S))
         return found
 
     def say(self, *replies: tuple[int, dict[str, Any]]) -> None:
         self.writer.write(json.dumps(replies).encode() + b"\n")
 
     async def is_left(self) -> bool:
-        return await asyncio.wait_for(self._reader.read(), 5) == b""
+        return await asyncio.wait_for(self._reader.read(), PATIENCE_S) == b""
 
 
 @asynccontextmanager

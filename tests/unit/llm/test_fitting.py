@@ -190,7 +190,7 @@ GRAPHS = st.lists(st.integers(0, 60), min_size=12, max_size=12)
 REALLY_FREE = st.dictionaries(st.sampled_from([f"G{i}" for i in range(5)]), st.integers(0, 200))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(GPUS, MODELS, GRAPHS, REALLY_FREE, st.one_of(st.none(), st.integers(0, 12)), st.booleans())
 def test_it_ends_with_a_sound_layout_or_says_why_not(
     gpus: list[GPU],

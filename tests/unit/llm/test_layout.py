@@ -164,7 +164,7 @@ def greedy(gpus: Sequence[GPU], needs: Demand, wish: Wish) -> int:
     return best
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(GPUS, DEMANDS, WISHES)
 def test_no_gpu_holds_more_than_it_may(gpus: list[GPU], needs: Demand, wish: Wish) -> None:
     layout = place(gpus, needs, wish)
@@ -172,7 +172,7 @@ def test_no_gpu_holds_more_than_it_may(gpus: list[GPU], needs: Demand, wish: Wis
         assert fits(layout, gpus, needs, wish)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(GPUS, DEMANDS, WISHES)
 def test_ranges_are_neighbours_that_end_with_the_model_and_share_a_library(gpus: list[GPU], needs: Demand, wish: Wish) -> None:
     layout = place(gpus, needs, wish)
@@ -191,7 +191,7 @@ def test_ranges_are_neighbours_that_end_with_the_model_and_share_a_library(gpus:
         assert layout.n_layers == n_wanted(needs, wish)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(GPUS, DEMANDS, WISHES)
 def test_never_fewer_layers_than_filling_one_gpu_after_the_other(gpus: list[GPU], needs: Demand, wish: Wish) -> None:
     needs = replace(needs, projector=0)
@@ -203,7 +203,7 @@ def test_never_fewer_layers_than_filling_one_gpu_after_the_other(gpus: list[GPU]
         assert place(gpus, needs, wish).n_layers >= greedy(group, needs, wish)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(GPUS, DEMANDS)
 def test_more_memory_never_means_fewer_layers(gpus: list[GPU], needs: Demand) -> None:
     alike = [replace(one, library="CUDA", is_integrated=False) for one in gpus]

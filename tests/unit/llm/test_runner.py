@@ -16,6 +16,7 @@ from puna import wire
 from puna.errors import BadRequest, LoadError, OutOfMemory, PunaError, RunnerDied
 from puna.llm.runner import Runner, error_from
 from puna.llm.stderr import Tail
+from tests.patience import PATIENCE_S
 from tests.unit.llm.scripted import events, fake_command, requests_to, wait_for_event, write_script
 
 
@@ -176,7 +177,7 @@ def test_a_broken_completion_raises_runner_died(tmp_path: Path, script: dict[str
 
 
 def test_every_request_in_flight_hears_of_the_death(tmp_path: Path) -> None:
-    path = write_script(tmp_path, n_pieces=1000, piece_delay_s=0.05)
+    path = write_script(tmp_path, n_pieces=100_000, piece_delay_s=0.05)
 
     async def scenario() -> None:
         async with running(path) as runner:
@@ -205,14 +206,14 @@ def test_failed_is_a_message_not_an_exception(tmp_path: Path) -> None:
 
 
 def test_closing_the_iterator_cancels_at_the_runner(tmp_path: Path) -> None:
-    path = write_script(tmp_path, n_pieces=1000, piece_delay_s=0.05)
+    path = write_script(tmp_path, n_pieces=100_000, piece_delay_s=0.05)
 
     async def scenario() -> None:
         async with running(path) as runner:
             async with aclosing(runner.complete(wire.CompletionRequest())) as replies:
                 async for _ in replies:
                     break
-            await wait_for_event(path, "cancelled", timeout_s=1.0)
+            await wait_for_event(path, "cancelled")
 
     uvloop.run(scenario())
 
@@ -261,7 +262,7 @@ def test_a_runner_ends_when_its_input_does(tmp_path: Path) -> None:
     async def scenario() -> int:
         runner = await Runner.start(fake_command(path))
         runner._channel.close()
-        code = await asyncio.wait_for(runner.wait(), 5)
+        code = await asyncio.wait_for(runner.wait(), PATIENCE_S)
         await runner.close()
         return code
 

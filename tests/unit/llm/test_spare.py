@@ -21,6 +21,7 @@ from puna.errors import LoadError
 from puna.llm import spare as spare_module
 from puna.llm.runner import Runner
 from puna.llm.spare import Spare
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNNER = (sys.executable, str(ROOT / "tests" / "unit" / "runner" / "fake_engine.py"))
@@ -37,8 +38,8 @@ async def spare_of(*, command: tuple[str, ...] = (*RUNNER, "--spare"), **options
         assert spare.pid == 0
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -51,7 +52,7 @@ async def answers(runner: Runner) -> bool:
 
 async def no_process_is_left() -> None:
     """One whose start was interrupted is killed at once, and reaped a moment later."""
-    await until(lambda: not psutil.Process().children(), timeout_s=2)
+    await until(lambda: not psutil.Process().children())
 
 
 def is_gone(pid: int) -> bool:

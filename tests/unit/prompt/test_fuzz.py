@@ -37,7 +37,7 @@ def actions(vocabulary: list[str], begin: str, end: str) -> st.SearchStrategy[st
     return st.lists(inside, max_size=6).map(lambda parts: "".join(f"{begin} {part} {end}" for part in parts))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(pieces(GO) | actions(GO, "{{", "}}"))
 def test_go_templates(source: str) -> None:
     try:
@@ -47,7 +47,7 @@ def test_go_templates(source: str) -> None:
     assert isinstance(text, str)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(pieces(JINJA) | actions(JINJA, "{{", "}}") | actions(JINJA, "{%", "%}"))
 def test_jinja_templates(source: str) -> None:
     try:

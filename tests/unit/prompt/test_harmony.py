@@ -51,7 +51,7 @@ CASES: list[tuple[str, str, list[Part]]] = [
 
 
 @pytest.mark.parametrize(("prompt", "text", "expected"), CASES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(0, 160), max_size=12))
 def test_the_parts_are_the_same_however_the_text_is_cut(prompt: str, text: str, expected: list[Part], cuts: list[int]) -> None:
     assert parsed(text, cuts, prompt) == expected

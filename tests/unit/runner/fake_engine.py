@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 from puna.errors import BadRequest, ContextOverflow, UnsupportedModel
 from puna.runner.service import Handle, NotLoaded
 from puna.wire import (
@@ -125,7 +127,7 @@ class FakeEngine:
     def close(self) -> None:
         time.sleep(self.close_s)
         self.is_closed = True
-        self._thread.join(5)
+        self._thread.join(PATIENCE_S)
 
     def _run(self) -> None:
         active: list[FakeHandle] = []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import wait_until
 from tests.unit.runner.fake_engine import FakeEngine, done
 
 from puna.errors import LoadError
@@ -79,13 +80,6 @@ def line() -> Iterator[Line]:
     line = Line(FakeEngine())
     yield line
     line.close()
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 def test_what_a_step_says_to_all_requests_leaves_in_one_line() -> None:

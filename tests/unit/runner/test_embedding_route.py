@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from tests.patience import wait_until
 from tests.unit.runner.fake_engine import FakeEngine
-from tests.unit.runner.test_app import serving, wait_until
+from tests.unit.runner.test_app import serving
 
 
 @pytest.fixture

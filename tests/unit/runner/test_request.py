@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.sample.vocabulary import WordTokenizer
 
@@ -101,7 +101,6 @@ def test_a_cancelled_request_says_nothing_more() -> None:
     assert conversation.pieces == []
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([b"a", b"b", b"ab", b"ba", b"", "é".encode()[:1], "é".encode()[1:], b"c"]), max_size=12),
     st.lists(st.sampled_from(["ab", "bab", "éa", "cc"]), max_size=2),

@@ -239,4 +239,4 @@ class AnyOrder(test_admission.AnyOrder):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=40)

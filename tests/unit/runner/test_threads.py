@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
 
 from puna.native.cpu import usable_cores
@@ -280,7 +281,7 @@ def test_the_engine_gives_way_unless_it_was_told_a_number(asked: int, busy: Call
             handle = engine.submit(CompletionRequest(prompt="a", n_predict=100_000, ignore_eos=True), replies.put)
             time.sleep(1.5)
             handle.cancel()
-            while isinstance(replies.get(timeout=30), Piece):
+            while isinstance(replies.get(timeout=PATIENCE_S), Piece):
                 pass
         if asked:
             assert (loaded.threads, given) == (None, [])

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLParserLimits
+from tests.patience import PATIENCE_S
 from tests.unit.sample.vocabulary import WordTokenizer
 
 from puna.errors import BadRequest, Overloaded
@@ -276,7 +277,7 @@ def test_hostile_grammars_are_bounded(grammars: Grammars, name: str) -> None:
     assert time.monotonic() - begin < 15
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(["json_schema", "regex", "lark"]),
     text=st.one_of(
@@ -367,7 +368,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Compiling lasts until the event is set."""
     go = threading.Event()
     monkeypatch.setattr(grammar_module, "COMPILE_S", 0.05)
-    monkeypatch.setattr(grammar_module, "compile_grammar", lambda _vocabulary, _grammar: go.wait(10))
+    monkeypatch.setattr(grammar_module, "compile_grammar", lambda _vocabulary, _grammar: go.wait(PATIENCE_S))
     yield go
     go.set()
 
@@ -379,7 +380,7 @@ def test_a_compilation_without_end_is_given_up_and_few_run_at_once(grammars: Gra
     with pytest.raises(Overloaded, match="try again"):
         grammars.matcher(Grammar(kind="regex", text="x"))
     stuck.set()
-    places = [grammar_module._places.acquire(timeout=5) for _ in range(grammar_module.MAX_COMPILING)]
+    places = [grammar_module._places.acquire(timeout=PATIENCE_S) for _ in range(grammar_module.MAX_COMPILING)]
     assert all(places), "a place was not given back"
     for _ in places:
         grammar_module._places.release()

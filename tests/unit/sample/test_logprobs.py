@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.sample.logprobs import LOWEST, logprobs, top_logprobs
@@ -39,7 +39,6 @@ def test_they_are_the_logarithm_of_the_softmax(row: list[float]) -> None:
     assert sum(math.exp(value) for value in found) == pytest.approx(1, abs=1e-5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=300))
 def test_so_they_are_for_any_row(row: list[float]) -> None:
     values = np.array(row, np.float32)

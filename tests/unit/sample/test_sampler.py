@@ -78,7 +78,7 @@ option_rows = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(option_rows, min_size=1, max_size=6), st.integers(0, 1000))
 def test_a_batch_gives_each_row_what_it_gets_alone(rows: list[dict[str, Any]], seed: int) -> None:
     together = [sampler(**options) for options in rows]

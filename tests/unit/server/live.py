@@ -20,6 +20,7 @@ from puna.server.scheduler import Scheduler
 from puna.settings import Address, Settings
 from puna.store.create import Recipe
 from puna.store.store import Store
+from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
 from tests.unit.llm.fake_machine import FakeMachine
 from tests.unit.llm.scripted import events, fake_command, requests_to, write_script
@@ -39,7 +40,7 @@ class Live:
         self.scheduler = Scheduler(self.settings, self._launch, self.machine)
         self.server = make_server(create_app(self.settings, self.store, self.scheduler), self.settings)
         self.scripts: dict[Path, Path] = {}
-        self.client = httpx.Client(base_url=self.url, timeout=20)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
     @property
     def url(self) -> str:
@@ -84,7 +85,7 @@ class Live:
         finally:
             self.client.close()
             self.server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE_S)
             self.listener.close()
         assert not thread.is_alive()
 

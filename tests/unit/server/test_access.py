@@ -15,8 +15,9 @@ from puna.errors import PunaError
 from puna.server.access import Key, KeyScope, check_exposure, read_keys
 from puna.server.request_id import InLog
 from puna.settings import Address, Settings, load
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, last_completion, wait_until
+from tests.unit.server.test_native import HI, last_completion
 
 
 def test_the_keys_setting() -> None:
@@ -90,7 +91,9 @@ def test_this_machine_needs_none(host: str) -> None:
 
 def test_the_server_says_how_it_can_be_started(tmp_path: Path) -> None:
     environ = {"OLLAMA_HOST": "0.0.0.0:0", "OLLAMA_MODELS": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "puna", "serve"], env=environ, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-m", "puna", "serve"], env=environ, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 1
     assert "Set PUNA_API_KEYS" in done.stderr
     assert "Traceback" not in done.stderr
@@ -186,7 +189,7 @@ def test_request_ids_are_in_the_log(shared: Live) -> None:
     logger.setLevel(logging.INFO)
     try:
         shared.post("/api/chat", {"model": "nope", "messages": HI}, headers={"X-Request-Id": "abc"})
-        wait_until(lambda: "[abc] POST /api/chat 404 in " in text.getvalue(), timeout_s=5)  # written after the answer
+        wait_until(lambda: "[abc] POST /api/chat 404 in " in text.getvalue())  # written after the answer
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)

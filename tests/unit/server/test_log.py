@@ -13,7 +13,7 @@ import pytest
 from puna.server.log import JSONLines
 from puna.settings import load
 from tests.e2e.test_first_light import serving
-from tests.unit.server.test_native import wait_until
+from tests.patience import wait_until
 
 
 def written(record: logging.LogRecord) -> dict[str, object]:
@@ -54,7 +54,7 @@ def test_every_line_of_a_server_is_json_and_names_its_request(tmp_path: Path) ->
         server.client.post("/api/show", json={"model": "nope"}, headers={"X-Request-Id": "one"})
         server.client.get("/nowhere%0A2026-01-01 INFO all is well", headers={"X-Request-Id": "two"})
         log = tmp_path / "server.log"
-        wait_until(lambda: '"two"' in log.read_text(), timeout_s=5)
+        wait_until(lambda: '"two"' in log.read_text())
         entries = [json.loads(line) for line in log.read_text().splitlines()]
     by_id = {entry["request_id"]: entry for entry in entries if "status" in entry}
     assert by_id["one"] | {"method": "POST", "path": "/api/show", "status": 404} == by_id["one"]

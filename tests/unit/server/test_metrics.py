@@ -6,8 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.patience import wait_until
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, wait_until
+from tests.unit.server.test_native import HI
 
 
 def samples(live: Live) -> dict[str, float]:
@@ -31,7 +32,7 @@ def test_what_is_counted(tmp_path: Path) -> None:
         with pytest.raises(httpx.ReadTimeout):
             live.post("/api/chat", {"model": "slow", "messages": HI, "stream": False}, timeout=0.5)
         cancelled = 'puna_requests_total{model="slow:latest",outcome="cancelled"}'
-        wait_until(lambda: samples(live).get(cancelled) == 1.0, timeout_s=5)
+        wait_until(lambda: samples(live).get(cancelled) == 1.0)
         found = samples(live)
         of_hello = {name: value for name, value in found.items() if 'model="hello:latest"' in name}
         assert of_hello['puna_requests_total{model="hello:latest",outcome="ok"}'] == 4
@@ -63,7 +64,7 @@ def test_a_request_in_flight_is_seen(tmp_path: Path) -> None:
             with httpx.Client(base_url=live.url) as other:
                 text = other.get("/metrics").text
             assert re.search(r'^puna_requests_running\{model="slow:latest"\} 1\.0$', text, re.MULTILINE)
-        wait_until(lambda: samples(live)['puna_requests_running{model="slow:latest"}'] == 0, timeout_s=5)
+        wait_until(lambda: samples(live)['puna_requests_running{model="slow:latest"}'] == 0)
 
 
 def test_names_that_nobody_stored_make_no_series(shared: Live) -> None:

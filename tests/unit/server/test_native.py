@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import threading
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from puna.store.create import Recipe
+from tests.patience import wait_until
 from tests.tiny import write_llama
 from tests.unit.llm.scripted import requests_to
 from tests.unit.server.live import Live
@@ -243,13 +243,6 @@ def test_load_and_unload(empty: Live) -> None:
         assert empty.post("/api/generate", {"model": "hello", "keep_alive": "0"}).json()["done_reason"] == "unload"
 
 
-def wait_until(condition: Any, timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_ps(empty: Live) -> None:
     empty.add("hello")
     with empty.running():
@@ -403,19 +396,17 @@ def leave_early(url: str, body: dict[str, Any]) -> None:
         next(response.iter_lines())
 
 
-@pytest.mark.parametrize("script", [{"n_pieces": 10_000, "piece_delay_s": 0.02}, {"load_s": 30}])
+@pytest.mark.parametrize("script", [{"n_pieces": 100_000, "piece_delay_s": 0.02}, {"load_s": 3600}])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_stops_the_work(empty: Live, script: dict[str, Any], stream: bool) -> None:
     path = empty.add("slow", **script)
     with empty.running():
         leave_early(f"{empty.url}/api/generate", {"model": "slow", "prompt": "x", "stream": stream})
-        begin = time.monotonic()
         if "load_s" in script:
             wait_until(lambda: not empty.scheduler._loaded)
         else:
             wait_until(lambda: any(event[0] == "cancelled" for event in empty.events(path)))
             wait_until(lambda: [loaded.n_users for loaded in empty.scheduler._loaded.values()] == [0])
-        assert time.monotonic() - begin < 1
 
 
 def test_a_client_that_leaves_the_queue(tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 from tests.unit.llm.scripted import events, fake_command, write_script
-from tests.unit.server.test_native import wait_until
 
 SERVE = """
 from puna.llm.runner import Runner
 from puna.server.app import serve
 from puna.settings import load
+from tests.patience import PATIENCE_S, wait_until
 
 async def launch(path):
     return await Runner.start({command!r})
@@ -43,7 +44,7 @@ def serving(folder: Path, script: Path) -> Iterator[tuple[subprocess.Popen[str],
         line = process.stderr.readline()
         assert "Listening on 127.0.0.1:" in line, line + process.stderr.read()
         port = int(line.partition("127.0.0.1:")[2].split()[0])
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
             yield process, client
     finally:
         process.kill()
@@ -71,12 +72,12 @@ def test_a_signal_ends_idle_server_and_runners(tmp_path: Path, model: str, numbe
         assert client.post("/api/generate", json={"model": model}).json()["done_reason"] == "load"
         runner = next(event[1] for event in events(script) if event[0] == "start")
         process.send_signal(number)
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert not is_running(runner)
 
 
 def test_running_requests_are_told(tmp_path: Path, model: str) -> None:
-    script = write_script(tmp_path, "script", n_pieces=10_000, piece_delay_s=0.05)
+    script = write_script(tmp_path, "script", n_pieces=100_000, piece_delay_s=0.05)
     with serving(tmp_path, script) as (process, client):
         answers: list[Any] = []
 
@@ -88,7 +89,7 @@ def test_running_requests_are_told(tmp_path: Path, model: str) -> None:
             thread.start()
         wait_until(lambda: sum(event[0] == "complete" for event in events(script)) == 2)
         process.terminate()
-        assert process.wait(8) == 0
+        assert process.wait(PATIENCE_S) == 0
         for thread in threads:
             thread.join()
     errors = [json.loads(answer.text.splitlines()[-1]) for answer in answers]

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from tests.unit.server.live import Live
 
 
@@ -25,5 +26,5 @@ def test_a_stuck_runner_is_replaced_and_others_do_not_notice(tmp_path: Path) -> 
         script.write_text("{}")
         again = live.post("/api/generate", {"model": "stuck", "prompt": "x", "stream": False})
         assert again.json()["response"] == "Hello world"
-        other.join(20)
+        other.join(PATIENCE_S)
     assert replies[0]["response"] == "x " * 40

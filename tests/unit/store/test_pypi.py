@@ -21,6 +21,7 @@ from puna.store.progress import Cancelled, Progress
 from puna.store.sources import pull, pypi, starters
 from puna.store.sources.pypi import PackageReference
 from puna.store.store import Store
+from tests.patience import PATIENCE_S
 from tests.unit.store.gguf_files import write_model
 from tests.unit.store.wheels import record_hash, write_wheel
 
@@ -208,7 +209,7 @@ def slow_index(links: Path, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> Ite
             try:
                 self.wfile.write(body[: len(body) // 2])
                 if body is content:
-                    go_on.wait(30)
+                    go_on.wait(PATIENCE_S)
                 self.wfile.write(body[len(body) // 2 :])
             except OSError:  # pip was stopped
                 return

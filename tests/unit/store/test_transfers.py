@@ -9,6 +9,7 @@ import pytest
 from puna.errors import NotFound, PunaError
 from puna.store.progress import Progress, Report
 from puna.store.transfers import Transfers
+from tests.patience import PATIENCE_S
 
 
 async def collect(transfers: Transfers, key: str, work: object) -> list[Progress]:
@@ -59,7 +60,7 @@ def test_the_same_key_shares_the_work() -> None:
     def work(report: Report) -> None:
         begun.append(1)
         report(Progress("a"))
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE_S)
         report(Progress("b"))
 
     async def run() -> list[list[Progress]]:
@@ -112,7 +113,7 @@ def test_new_work_begins_after_cancelled_work() -> None:
 
     def slow(report: Report) -> None:
         report(Progress("slow"))
-        release.wait(10)
+        release.wait(PATIENCE_S)
 
     async def run() -> list[Progress]:
         transfers = Transfers()
@@ -138,6 +139,6 @@ def test_close_cancels_everything() -> None:
         await asyncio.sleep(0.1)
         transfers.close()
         with pytest.raises(PunaError, match="cancelled"):
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, PATIENCE_S)
 
     asyncio.run(run())
