@@ -68,7 +68,7 @@ class HarmonyParser:
     def _read_header(self) -> bool:
         assert self._header is not None
         before, mark, rest = self._held.partition(_MESSAGE)
-        if "<|channel|>" not in self._header and not _may_be_header(before):
+        if "<|channel|>" not in self._header and not _may_be_header(before, is_whole=bool(mark)):
             self._header = None
         elif mark:
             self._open(self._header + before)
@@ -116,10 +116,11 @@ class HarmonyParser:
         self._channel, self._recipient = "final", ""
 
 
-def _may_be_header(text: str) -> bool:
-    """Whether a header may begin so: the role, a recipient, the first mark. What is no header stays none."""
+def _may_be_header(text: str, *, is_whole: bool) -> bool:
+    """Whether a header is, or may begin, so: the role, a recipient, the first mark. What is no header stays none."""
     rest = text.lstrip()
-    if _ROLE.startswith(rest):
-        return True
-    rest = rest.removeprefix(_ROLE).lstrip()
-    return any(mark.startswith(rest) or rest.startswith(mark) for mark in ("to=", *_HEADER_MARKS, _MESSAGE))
+    after_role = rest.removeprefix(_ROLE).lstrip()
+    if is_whole:
+        return not after_role or after_role.startswith(("to=", *_HEADER_MARKS))
+    marks = ("to=", *_HEADER_MARKS, _MESSAGE)
+    return _ROLE.startswith(rest) or any(mark.startswith(after_role) or after_role.startswith(mark) for mark in marks)

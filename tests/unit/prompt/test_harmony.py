@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from puna.prompt.harmony import HarmonyParser, is_harmony
@@ -67,6 +67,8 @@ FRAGMENTS = st.sampled_from(
 )  # fmt: skip
 
 
+@example(text="<|<|message|>", cuts=[3])
+@example(text="assis<|message|>x", cuts=[6])
 @given(text=st.lists(FRAGMENTS, max_size=12).map("".join), cuts=st.lists(st.integers(0, 120), max_size=8))
 def test_no_output_is_an_error(text: str, cuts: list[int]) -> None:
     assert parsed(text, cuts) == parsed(text, [])
