@@ -8,7 +8,6 @@ search fails, and succeeds with drivers told to show nothing, runners are starte
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ import msgspec
 
 from puna import host, wire
 from puna.errors import BadRequest
+from puna.llm.process import end, start
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ async def look(
     """With *environ* over this process's. Never raises but for a cancellation, and leaves no process behind."""
     pipe = asyncio.subprocess.PIPE
     try:
-        process = await asyncio.create_subprocess_exec(
+        process = await start(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=pipe,
@@ -103,10 +103,7 @@ async def look(
     except TimeoutError:
         return _hung(timeout_s)
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await end(process)
     return parse(process.returncode or 0, stdout, stderr)
 
 

@@ -102,6 +102,22 @@ def test_who_no_longer_wants_to_know_leaves_no_process(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(note.read_text()))
 
 
+@pytest.mark.parametrize("n_turns", range(6))
+def test_nor_who_left_before_it_was_started(n_turns: int) -> None:
+    """The process is there some turns of the loop before the one who starts it is told."""
+
+    async def scenario() -> None:
+        task = asyncio.create_task(look(program("import time; time.sleep(3600)")))
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    uvloop.run(scenario())
+    assert psutil.Process().children() == []
+
+
 def counting(folder: Path, text: str) -> list[str]:
     """Notes each time it is run."""
     return program(f"open({str(folder / 'runs')!r}, 'a').write('x'); {text}")
