@@ -167,8 +167,8 @@ def test_a_client_that_leaves_frees_the_runner_within_a_second(server: Server, m
     begin = time.monotonic()
     server.chat(model, "hello", options={**GREEDY, "num_predict": 1})
     assert time.monotonic() - begin < 1
-    (port,) = {connection.laddr.port for connection in server.runners()[0].net_connections() if connection.status == "LISTEN"}
-    wait_until(lambda: httpx.get(f"http://127.0.0.1:{port}/health").json()["active"] == 0, 1)
+    active = f'puna_runner_requests_active{{model="{Path(model).name}"}} 0.0'
+    wait_until(lambda: active in server.client.get("/metrics").text, 1)
 
 
 def test_a_truncated_file_is_refused_and_the_server_lives(server: Server, model: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from tests.unit.runner.fake_engine import FakeEngine
-from tests.unit.runner.test_app import serving, wait_until
+from tests.unit.runner.test_http import serving, wait_until
 
 
 @pytest.fixture
