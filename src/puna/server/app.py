@@ -25,9 +25,11 @@ from puna.llm.launch import Launcher
 from puna.llm.spare import Spare
 from puna.server import errors, openapi
 from puna.server.access import ApiKeys, check_exposure, read_keys
+from puna.server.connections import Connections, allow_many_files, limits_of
 from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
+from puna.server.protocol import protocol_for
 from puna.server.request_id import RequestIds
 from puna.server.routes import account, anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
 from puna.server.scheduler import Launch, Scheduler
@@ -135,6 +137,7 @@ def serve(settings: Settings, launch: Launch | None = None) -> None:
     launcher = Launcher(Spare() if settings.warm_spare and launch is None else None, machine=Machine())
     log_to_stderr(settings)
     check_exposure(settings)
+    allow_many_files()
     with _listen(settings) as listener:
         _make(settings, listener, launcher, launch or launcher.launch).run(sockets=[listener])
 
@@ -143,6 +146,7 @@ async def serve_on(listener: socket.socket, settings: Settings, launcher: Launch
     """As serve, in this event loop, on a socket that listens already."""
     log_to_stderr(settings)
     check_exposure(settings)
+    allow_many_files()
     await _make(settings, listener, launcher, launcher.launch).serve(sockets=[listener])
 
 
@@ -158,7 +162,7 @@ def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=protocol_for(Connections(limits_of(settings))),
         ws="none",
         lifespan="on",
         log_config=None,
