@@ -66,7 +66,7 @@ async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted:
     if not wanted.inputs:
         async with caller.scheduler.acquire(model, load, message.keep_alive):
             return None
-    with caller.metrics.embedding(model.name, caller.began_ns, wanted) as seen:
+    with caller.metrics.embedding(model, caller.began_ns, wanted) as seen:
         async with caller.scheduler.acquire(model, load, message.keep_alive) as loaded:
             load_ns = time.monotonic_ns() - caller.began_ns
             try:
