@@ -16,7 +16,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute
+from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Route
 
 from puna import __version__
 from puna.errors import PunaError
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 SHUTDOWN_GRACE_S = 2.0  # for running requests, before their runners are ended
 _CANCEL_AFTER_S = 5  # for what is running even then
 _BACKLOG = 2048
+_HEAD_PATHS = frozenset({"/", "/health", "/api/version", "/api/tags"})
 
 
 def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher: Launcher | None = None) -> Starlette:
@@ -83,12 +85,15 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         *openapi.routes,
         *account.routes,
     ]
+    for route in routes:
+        _take_head_from(route)
     app = Starlette(
         routes=routes,
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={
             PunaError: errors.on_error,
+            ClientDisconnect: errors.on_disconnect,
             HTTPException: errors.on_http_error,
             Exception: errors.on_error,
         },
@@ -96,6 +101,12 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
     app.state.settings, app.state.store, app.state.scheduler = settings, store, scheduler
     app.state.metrics = Metrics(scheduler, launcher.spare)
     return app
+
+
+def _take_head_from(route: BaseRoute) -> None:
+    """Starlette has every GET answer HEAD as well; here some paths do, and elsewhere it is a method that is not allowed."""
+    if isinstance(route, Route) and route.methods and "GET" in route.methods and route.path not in _HEAD_PATHS:
+        route.methods.discard("HEAD")
 
 
 def _tidy_up(store: Store) -> None:
