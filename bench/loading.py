@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import httpx
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -91,31 +90,18 @@ class Server:
         deadline, before = time.monotonic() + READY_S, -1.0
         while time.monotonic() < deadline:
             time.sleep(0.3)
-            idle = [child for child in self._server.look() if self._is_idle_spare(child)]
-            used = sum(sum(child.cpu_times()[:2]) for child in idle)
-            if idle and used == before:
+            used = sum(sum(child.cpu_times()[:2]) for child in self._server.look())
+            if self._has_idle_spare() and used == before:
                 return
             before = used
         sys.exit("there is no spare runner")
 
-    @staticmethod
-    def _is_idle_spare(process: psutil.Process) -> bool:
-        """One that was used shows its spare name for ever, but is no longer without a model."""
-        try:
-            ports = [c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
-            return "--spare" in process.cmdline() and bool(ports) and _status(ports[0]) == "launched"
-        except psutil.NoSuchProcess:
-            return False
+    def _has_idle_spare(self) -> bool:
+        lines = self._client.get("/metrics").text.splitlines()
+        return any(line.startswith("puna_spare_runner_bytes ") and float(line.split()[1]) > 0 for line in lines)
 
     def close(self) -> None:
         self._client.close()
-
-
-def _status(port: int) -> str:
-    try:
-        return str(httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).json()["status"])
-    except httpx.HTTPError:
-        return ""
 
 
 @contextmanager

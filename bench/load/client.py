@@ -31,13 +31,13 @@ class Exchange(asyncio.Protocol):
         self._done = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def _start(cls, method: str, url: str, body: bytes) -> Self:
+    async def _start(cls, method: str, url: str, body: bytes, key: str = "") -> Self:
         place = urlsplit(url)
         host, port = place.hostname or "127.0.0.1", place.port or 80
         exchange = cls()
         head = (
             f"{method} {place.path or '/'} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n"
+            f"content-length: {len(body)}\r\n" + (f"authorization: Bearer {key}\r\n" if key else "") + "\r\n"
         )
         try:
             await asyncio.get_running_loop().create_connection(lambda: exchange, host, port)
@@ -49,9 +49,9 @@ class Exchange(asyncio.Protocol):
         return exchange
 
     @classmethod
-    async def post(cls, url: str, body: bytes) -> Self:
+    async def post(cls, url: str, body: bytes, key: str = "") -> Self:
         """Send a request; returns at once. What goes wrong, the connection included, is in ``error``."""
-        return await cls._start("POST", url, body)
+        return await cls._start("POST", url, body, key)
 
     @classmethod
     async def get(cls, url: str) -> Self:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -41,6 +42,11 @@ class Contender:
     pid: int = 0  # of the server this program has started
     command: tuple[str, ...] = ()
     log: Path | None = None
+    key: str = ""  # that requests must bring
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def processes(self) -> list[psutil.Process]:
         """Its processes; none when it was given by its address."""
@@ -140,21 +146,29 @@ def puna(model: Path, limits: Limits, **environment: str) -> Iterator[Contender]
 @contextmanager
 def runner(model: Path, limits: Limits) -> Iterator[Contender]:
     """One of this checkout's runners alone, with the model loaded."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     sizes = ["--n-ctx", str(limits.n_ctx), "--n-parallel", str(limits.n_slots), "--n-threads", str(limits.n_threads)]
-    command = [sys.executable, "-m", "puna", "runner", "--model", str(model), "--port", str(port), "--load", *sizes]
-    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "puna", "runner", "--model", str(model), "--load", *sizes]
     with scratch() as folder:
         log = folder / "log"
         with _started(command, {}, log) as process:
-            _wait_for(log, process, url)
             deadline = time.monotonic() + START_TIMEOUT_S
-            while (health := httpx.get(f"{url}/health", timeout=START_TIMEOUT_S).json())["status"] != "ready":
+            while not (said := log.read_text(errors="replace")).count("\n"):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"the runner did not start: {said}")
+                time.sleep(0.01)
+            place = json.loads(said.partition("\n")[0])
+            url = f"http://127.0.0.1:{place['port']}"
+            found = Contender("runner", url, str(model), process.pid, ("puna runner", *sizes), log, place["key"])
+            while (health := _health(found))["status"] != "ready":
                 if health["status"] == "error" or time.monotonic() > deadline:
                     sys.exit(f"the runner cannot load {model}: {health}")
                 time.sleep(0.01)
-            yield Contender("runner", url, str(model), process.pid, ("puna runner", *sizes), log)
+            yield found
+
+
+def _health(runner: Contender) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{runner.url}/health", headers=runner.headers, timeout=START_TIMEOUT_S).json()
+    return found
 
 
 @contextmanager

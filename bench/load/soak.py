@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -49,7 +49,7 @@ class Place:
 
     front: Front
     contender: Contender
-    runner_url: str
+    look: Callable[[Contender], wire.Health]  # at the runner
     runner_pid: int
     limits: Limits
 
@@ -64,8 +64,8 @@ class Place:
     def health(self) -> wire.Health:
         """Errors: LostRunner."""
         try:
-            return wire.decode(wire.Health, httpx.get(f"{self.runner_url}/health", timeout=10).content)
-        except (httpx.HTTPError, BadRequest) as error:
+            return self.look(self.contender)
+        except (httpx.HTTPError, BadRequest, LookupError) as error:
             raise LostRunner(f"the runner does not tell its health: {error}\n{self.contender.last_words()}") from error
 
     def resident_bytes(self) -> int:
@@ -114,7 +114,7 @@ async def _send(place: Place, numbers: range, n_clients: int, seed: int, outcome
     async def client() -> None:
         for number in waiting:
             drawn = place.front.draw(random.Random(f"{seed}/{number}"))
-            exchange = await Exchange.post(place.url + drawn.path, drawn.body)
+            exchange = await Exchange.post(place.url + drawn.path, drawn.body, place.contender.key)
             leaving = asyncio.create_task(drawn.leaving.leave(exchange)) if drawn.leaving else None
             try:
                 await asyncio.wait_for(exchange.wait(), END_S)
@@ -150,7 +150,7 @@ async def slots_lost(place: Place) -> list[str]:
     """As many endless requests as there are slots must all run at once."""
     prompts = Prompts("endless")
     requests = [place.front.greedy(prompts.words(3), -1, shift=True) for _ in range(place.limits.n_slots)]
-    exchanges = await asyncio.gather(*(Exchange.post(place.url + path, body) for path, body in requests))
+    exchanges = await asyncio.gather(*(Exchange.post(place.url + path, body, place.contender.key) for path, body in requests))
     health = await _wait_for(place, active=place.limits.n_slots)
     for exchange in exchanges:
         exchange.abort()
@@ -163,7 +163,7 @@ async def cells_lost(place: Place) -> list[str]:
     """Requests that fill the context, one per slot, need every cell there is."""
     n_ctx, prompts = place.limits.n_ctx, Prompts("full")
     requests = [place.front.greedy(prompts.words(2 * n_ctx), 2 * n_ctx, shift=False) for _ in range(place.limits.n_slots)]
-    exchanges = await asyncio.gather(*(Exchange.post(place.url + path, body) for path, body in requests))
+    exchanges = await asyncio.gather(*(Exchange.post(place.url + path, body, place.contender.key) for path, body in requests))
     await asyncio.wait([asyncio.ensure_future(exchange.wait()) for exchange in exchanges], timeout=END_S)
     problems = []
     for exchange in exchanges:
@@ -174,11 +174,29 @@ async def cells_lost(place: Place) -> list[str]:
     return problems
 
 
+def _health_of_runner(runner: Contender) -> wire.Health:
+    return wire.decode(wire.Health, httpx.get(f"{runner.url}/health", headers=runner.headers, timeout=10).content)
+
+
+def _health_in_metrics(server: Contender) -> wire.Health:
+    """Of a server's only runner, as far as its numbers tell."""
+    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    found = {line.partition("{")[0]: int(float(line.rpartition(" ")[2])) for line in text.splitlines() if "{model=" in line}
+    return wire.Health(
+        status="ready",
+        active=found["puna_runner_requests_active"],
+        waiting=found["puna_runner_requests_waiting"],
+        steps=found["puna_runner_steps_total"],
+        attic_bytes=found["puna_attic_bytes"],
+        cache_used=found["puna_cache_cells_used"],
+    )
+
+
 @contextmanager
 def runner(model: Path, limits: Limits) -> Iterator[Place]:
     """A runner alone."""
     with contenders.runner(model, limits) as contender:
-        yield Place(RunnerFront(limits.n_ctx), contender, contender.url, contender.pid, limits)
+        yield Place(RunnerFront(limits.n_ctx), contender, _health_of_runner, contender.pid, limits)
 
 
 @contextmanager
@@ -186,9 +204,8 @@ def server(model: Path, limits: Limits) -> Iterator[Place]:
     """A server, whose runner is looked at as well."""
     with contenders.puna(model, limits, PUNA_WARM_SPARE="0", PUNA_ATTIC="2M") as contender:  # the only runner is the model's
         process = next(child for child in contender.processes() if "runner" in child.cmdline())
-        port = next(c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN)
         front = ServerFront(contender.model, limits.n_ctx)
-        yield Place(front, contender, f"http://127.0.0.1:{port}", process.pid, limits)
+        yield Place(front, contender, _health_in_metrics, process.pid, limits)
 
 
 PLACES = {"runner": runner, "server": server}

@@ -5,6 +5,7 @@ PunaError
 │   ├── ContextOverflow    the prompt does not fit the context and may not be truncated
 │   ├── InvalidName        a model name outside the grammar
 │   └── TemplateError      a prompt template is malformed, fails on these messages, or does too much
+├── Forbidden              the caller's API key is not good for this
 ├── NotFound               a model, blob or file that is not there
 ├── FileFormatError        a GGUF file, manifest or Modelfile is malformed; the message names key or tensor and offset
 │   └── MissingTensors     the file lacks tensors its architecture needs
@@ -43,6 +44,10 @@ class InvalidName(BadRequest):
 
 
 class TemplateError(BadRequest):
+    pass
+
+
+class Forbidden(PunaError):
     pass
 
 

@@ -163,6 +163,13 @@ class Settings:
     warm_spare: bool = _setting("PUNA_WARM_SPARE", _boolean, True, "keep an idle process ready, so that models load faster")
     num_parallel: int = _setting("OLLAMA_NUM_PARALLEL", _unsigned, 0, "requests computed at once per model (0: automatic)")
     max_queue: int = _setting("OLLAMA_MAX_QUEUE", _unsigned, 512, "requests that may wait before new ones get 503")
+    max_connections: int = _setting("PUNA_MAX_CONNECTIONS", _unsigned, 0, "open connections at once (0: 4096, or as files allow)")
+    max_connections_per_peer: int = _setting(
+        "PUNA_MAX_CONNECTIONS_PER_PEER", _unsigned, 0, "of them, those of one address (0: three quarters)"
+    )
+    client_timeout: float = _setting(
+        "PUNA_CLIENT_TIMEOUT", _timeout, 60.0, "how long a client may leave a request half sent or an answer unread"
+    )
     gpu_overhead: int = _setting("OLLAMA_GPU_OVERHEAD", _unsigned, 0, "bytes to leave free on each GPU")
     sched_spread: bool = _setting("OLLAMA_SCHED_SPREAD", _boolean, False, "spread each model over all GPUs")
     context_length: int = _setting("OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context length (0: 4096)")

@@ -1,22 +1,21 @@
-"""Messages between the server and a runner: JSON over HTTP on loopback.
+"""Messages between the server and a runner: JSON, one value a line, over one socket that belongs to the two alone.
 
-Knows nothing of HTTP, models or the public APIs. Everything is frozen, typed and checked on arrival:
+Knows nothing of sockets, HTTP, models or the public APIs. Everything is frozen, typed and checked on arrival:
 ``decode(CompletionRequest, body)`` raises BadRequest naming the field that is wrong.
 
-Endpoints of a runner (all but /health and /metrics are POST):
+Commands go to the runner. From it come lists of Addressed, for all requests together what a step has said; an empty list
+is the first, and says that there is a runner. Complete is answered by Pieces, then exactly one Done or Failed; Ask by one
+Answer or Failed. What may be asked, by path:
 
 =============  ====================  =========================================================
 /health        –                     Health
 /load          LoadRequest           LoadReply
-/completion    CompletionRequest     lines of Piece, then exactly one Done or Failed
 /embedding     EmbeddingRequest      EmbeddingReply
 /tokenize      TokenizeRequest       Tokens
 /detokenize    Tokens                Text
 =============  ====================  =========================================================
 
-A parent that gives its runner a socket as standard input has a shorter way for what is said most often, one JSON value a
-line: a Command to the runner; from it, for all requests together, what a step has said, as a list of Addressed. A command
-is answered by nothing else, so a request that cannot be started is answered by Failed.
+A runner that a person starts serves the same over HTTP: the paths above, and /completion with lines of replies.
 
 Durations are integer nanoseconds, sizes are bytes, positions and counts are tokens.
 """
@@ -131,15 +130,29 @@ class Failed(Message, frozen=True, tag_field="type", tag="failed"):
 
     error: str
     status: int = 500
+    lacks_model: bool = False  # the runner has none in memory: whoever has loaded one has lost it
+
+
+class Answer(Message, frozen=True, tag_field="type", tag="answer"):
+    """What was asked for."""
+
+    body: msgspec.Raw
 
 
 CompletionReply = Piece | Done | Failed
-Addressed = tuple[int, CompletionReply]  # to the request that had this number in Complete
+Reply = Piece | Answer | Done | Failed
+Addressed = tuple[int, Reply]  # to the command that had this number
 
 
 class Complete(Message, frozen=True, tag_field="type", tag="complete"):
     id: int  # chosen by the sender, and never again
     request: CompletionRequest
+
+
+class Ask(Message, frozen=True, tag_field="type", tag="ask"):
+    id: int
+    path: str
+    body: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class Cancel(Message, frozen=True, tag_field="type", tag="cancel"):
@@ -154,7 +167,7 @@ class NameModel(Message, frozen=True, tag_field="type", tag="model"):
     path: str
 
 
-Command = Complete | Cancel | NameModel
+Command = Complete | Ask | Cancel | NameModel
 
 
 class EmbeddingRequest(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import math
@@ -16,6 +17,7 @@ import ollama
 import openai
 import pytest
 
+from puna import wire
 from puna.llm.runner import Runner
 from puna.server.scheduler import launch_runner
 from puna.store.create import Recipe
@@ -165,17 +167,16 @@ def test_a_client_that_leaves_stops_the_work(live: Serving) -> None:
     ok(live.post("/api/embed", {"model": "bert"}))
     path = live.store.get("bert").model_path
     assert path is not None
-    port = live.scheduler._loaded[path].runner._port
+    process = live.scheduler._loaded[path].runner
     texts = [CORPUS[:250]] * 4000
     body = json.dumps({"model": "bert", "input": texts}).encode()
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as runner:
 
-        def health() -> dict[str, Any]:
-            return ok(runner.get("/health"))
+    def health() -> wire.Health:
+        return asyncio.run_coroutine_threadsafe(process.health(), live.loop).result(10)
 
-        before = health()["steps"]
-        with socket.create_connection(("127.0.0.1", live.port)) as client:
-            client.sendall(b"POST /api/embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            wait_until(lambda: health()["steps"] > before)
-        wait_until(lambda: not health()["active"] and not health()["waiting"])
-        assert health()["steps"] - before < len(texts) * 60 / 512 / 2
+    before = health().steps
+    with socket.create_connection(("127.0.0.1", live.port)) as client:
+        client.sendall(b"POST /api/embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: health().steps > before)
+    wait_until(lambda: not health().active and not health().waiting)
+    assert health().steps - before < len(texts) * 60 / 512 / 2

@@ -68,7 +68,7 @@ def serving(folder: Path, gpus: str, *, engine: str = "1", **given: Any) -> Iter
     environ["OLLAMA_NEW_ENGINE"] = engine
 
     async def start(path: Path, more: Mapping[str, str] = MappingProxyType({})) -> Runner:
-        return await Runner.start([*COMMAND, "runner", "--model", str(path), "--port", "0"], environ={**environ, **more})
+        return await Runner.start([*COMMAND, "runner", "--channel", "--model", str(path)], environ={**environ, **more})
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])

@@ -175,7 +175,7 @@ class Deadly:
 def deadly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deadly]:
     folder = tmp_path_factory.mktemp("deadly")
     plan = folder / "plan"
-    runner = [sys.executable, str(Path(__file__).with_name("dying_runner.py")), "--port", "0"]
+    runner = [sys.executable, str(Path(__file__).with_name("dying_runner.py")), "--channel"]
     command = [sys.executable, "-c", SERVE.format(command=runner)]
     with chaos.serving(folder, command, DYING=str(plan)) as server:
         yield Deadly(server, plan)

@@ -50,11 +50,9 @@ class Message(Request):
     tool_call_id: str = ""
 
 
-def _stop(value: Any) -> list[str]:
-    """A text or a list of texts; what is no text in the list is dropped."""
-    if isinstance(value, str):
-        return [value]
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+def _stop(value: Any) -> Any:
+    """A text or a list of texts."""
+    return [value] if isinstance(value, str) else value
 
 
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}

@@ -14,23 +14,29 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import cast
 
+import msgspec
+
 from puna import wire
 from puna.errors import BadRequest
 
 
 class BrokenLineError(ConnectionError):
-    """The other end is gone, or says what cannot be understood."""
+    """The other end is gone, or was hung up on."""
+
+
+class NonsenseError(BrokenLineError):
+    """It says what cannot be understood."""
 
 
 class _Mailbox:
     """What has come for one request and was not yet taken."""
 
     def __init__(self) -> None:
-        self.replies: deque[wire.CompletionReply] = deque()
+        self.replies: deque[wire.Reply] = deque()
         self.n_waiting = 0  # characters
         self._wake: asyncio.Future[None] | None = None
 
-    def put(self, reply: wire.CompletionReply) -> None:
+    def put(self, reply: wire.Reply) -> None:
         self.replies.append(reply)
         self.wake()
 
@@ -50,6 +56,7 @@ class Channel(asyncio.Protocol):
         self._numbers = itertools.count()
         self._open: dict[int, _Mailbox] = {}
         self._error: BrokenLineError | None = None
+        self._greeted = asyncio.Event()  # the runner has said something, or never will
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
@@ -66,12 +73,13 @@ class Channel(asyncio.Protocol):
                 for number, reply in wire.decode_addressed(line):
                     self._deliver(number, reply)
         except BadRequest as error:
-            self._break(BrokenLineError(f"a reply cannot be understood: {error}"))
+            self._break(NonsenseError(f"a reply cannot be understood: {error}"))
+        self._greeted.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._break(BrokenLineError(str(exc) if exc else "the connection was closed"))
 
-    def _deliver(self, number: int, reply: wire.CompletionReply) -> None:
+    def _deliver(self, number: int, reply: wire.Reply) -> None:
         mailbox = self._open.get(number)
         if mailbox is None:  # whoever asked has left
             return
@@ -86,7 +94,17 @@ class Channel(asyncio.Protocol):
         self._error = self._error or error
         for mailbox in self._open.values():
             mailbox.wake()
+        self._greeted.set()
         self.close()
+
+    async def greeted(self) -> None:
+        """Wait for the first line, which says that there is a runner.
+
+        Errors: BrokenLineError.
+        """
+        await self._greeted.wait()
+        if self._error is not None:
+            raise self._error
 
     def send(self, command: wire.Command) -> None:
         """Errors: BrokenLineError."""
@@ -104,13 +122,11 @@ class Channel(asyncio.Protocol):
         self._open[number] = mailbox
         try:
             while True:
-                while not mailbox.replies:
-                    if self._error is not None:
-                        raise self._error
-                    await mailbox.wait()
-                reply = mailbox.replies.popleft()
+                reply = await self._next(mailbox)
                 if not isinstance(reply, wire.Piece):
                     self._open.pop(number, None)
+                    if isinstance(reply, wire.Answer):
+                        raise NonsenseError("a completion was answered as a question is")
                     yield reply
                     return
                 mailbox.n_waiting -= reply.weight
@@ -118,6 +134,31 @@ class Channel(asyncio.Protocol):
         finally:
             if number in self._open:
                 self._cancel(number)
+
+    async def ask(self, path: str, body: bytes = b"{}") -> wire.Answer | wire.Failed:
+        """Leaving early ends what can be ended of the work.
+
+        Errors: BrokenLineError when the line ends before the answer.
+        """
+        number, mailbox = next(self._numbers), _Mailbox()
+        self.send(wire.Ask(id=number, path=path, body=msgspec.Raw(body)))
+        self._open[number] = mailbox
+        try:
+            reply = await self._next(mailbox)
+            self._open.pop(number, None)
+            if not isinstance(reply, wire.Answer | wire.Failed):
+                raise NonsenseError("a question was answered as a completion is")
+            return reply
+        finally:
+            if number in self._open:
+                self._cancel(number)
+
+    async def _next(self, mailbox: _Mailbox) -> wire.Reply:
+        while not mailbox.replies:
+            if self._error is not None:
+                raise self._error
+            await mailbox.wait()
+        return mailbox.replies.popleft()
 
     def _cancel(self, number: int) -> None:
         """Nothing more is delivered to this request, and the runner need not compute it."""

@@ -1,15 +1,14 @@
 """The server's handle on one runner process: start it, load a model into it, ask it, and never leave it behind.
 
-The runner writes ``{"port": N}`` to its standard output once it listens. Its standard input is a socket: the line over
-which completions are asked for and answered, and at whose end it ends itself, so that it cannot outlive a server that is
-killed. What the messages mean to a client is the server's business, not this module's.
+Its standard input is a socket: the only line to it, over which everything is asked for and answered, and at whose end it
+ends itself, so that it cannot outlive a server that is killed. Nobody else can reach it. What it prints is logged. What
+the messages mean to a client is the server's business, not this module's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -32,8 +31,7 @@ from puna.errors import (
     RunnerDied,
     UnsupportedModel,
 )
-from puna.llm import http
-from puna.llm.channel import Channel
+from puna.llm.channel import Channel, NonsenseError
 from puna.llm.oom import oom_kills
 from puna.llm.stderr import Tail
 
@@ -44,7 +42,8 @@ M = TypeVar("M")
 START_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 120.0  # for answers that need no model step: health, tokenize
 CLOSE_GRACE_S = 3.0
-_STREAM_LIMIT = 1024 * 1024
+_LONGEST_LINE = 1024 * 1024  # of what it prints
+_DECODE_ASIDE = 1 << 18  # bytes; to decode longer answers would keep other requests waiting
 _POLL_FIRST_S, _POLL_LAST_S = 0.01, 0.1
 
 _ERRORS_BY_STATUS: dict[int, type[PunaError]] = {
@@ -59,11 +58,11 @@ _ERRORS_BY_STATUS: dict[int, type[PunaError]] = {
 
 def command_for(model_path: Path) -> list[str]:
     # -P: a folder named puna where the server happens to run is not this package.
-    return [sys.executable, "-P", "-m", "puna", "runner", "--model", str(model_path), "--port", "0"]
+    return [sys.executable, "-P", "-m", "puna", "runner", "--channel", "--model", str(model_path)]
 
 
 # A runner that gets ready before its model is known; Runner.name_model says it.
-SPARE_COMMAND = (sys.executable, "-P", "-m", "puna", "runner", "--spare", "--port", "0")
+SPARE_COMMAND = (sys.executable, "-P", "-m", "puna", "runner", "--spare")
 
 
 def error_from(failed: wire.Failed) -> PunaError:
@@ -78,22 +77,21 @@ class Runner:
         self._process = process
         self._channel = channel
         self._tail = Tail()
-        self._port = 0
         self._closing = False
         self._oom_kills = oom_kills()
         self._was_ended = False  # by close, not by itself or by somebody else
         self._has_served = False
         self._stuck = ""  # why it was given up
-        self._stderr = asyncio.create_task(self._read_stderr(), name=f"runner {process.pid} stderr")
-        self._stdout: asyncio.Task[None] | None = None
+        self._has_model = False
+        self._printed = asyncio.create_task(self._read_printed(), name=f"output of runner {process.pid}")
 
     @classmethod
     async def start(
         cls, command: Sequence[str], *, environ: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> Runner:
-        """Start a process and wait until it listens.
+        """Start a process and wait until it says that it is there.
 
-        Errors: LoadError when it cannot be started, ends, prints something else, or says nothing in time.
+        Errors: LoadError when it cannot be started, ends, says something else, or says nothing in time.
         """
         own_end, end = socket.socketpair()
         try:
@@ -101,9 +99,9 @@ class Runner:
                 *command,
                 stdin=end.fileno(),
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
                 env={**(os.environ if environ is None else environ), "GGML_NO_BACKTRACE": "1"},
-                limit=_STREAM_LIMIT,
+                limit=_LONGEST_LINE,
                 start_new_session=True,  # an interrupt from the terminal is for the server, which then ends its runners
             )
         except BaseException as error:
@@ -118,14 +116,21 @@ class Runner:
         try:
             await asyncio.get_running_loop().create_connection(lambda: channel, sock=own_end)
             async with asyncio.timeout(timeout_s):
-                runner._port = await runner._read_port()
+                await channel.greeted()
         except BaseException as error:
+            match error:
+                case TimeoutError():
+                    reason = f"the runner said nothing within {timeout_s:g} s{runner._because()}"
+                case NonsenseError():
+                    reason = f"the runner does not say that it is there: {error}"
+                case OSError():
+                    reason = await runner._terminated(error)
+                case _:
+                    reason = ""
             await runner.close()
-            if isinstance(error, TimeoutError):
-                raise LoadError(f"the runner did not listen within {timeout_s:g} s{runner._because()}") from error
+            if reason:
+                raise LoadError(reason) from error
             raise
-        runner._stdout = asyncio.create_task(runner._drain_stdout(), name=f"runner {process.pid} stdout")
-        log.debug("runner %d listens on port %d", process.pid, runner._port)
         return runner
 
     @property
@@ -134,7 +139,7 @@ class Runner:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None and not self._closing
+        return self._process.returncode is None and not self._closing and not self._stuck
 
     @property
     def has_crashed(self) -> bool:
@@ -149,7 +154,7 @@ class Runner:
     async def ending(self) -> str:
         """Wait for the process to end; how it did, and why if it said so."""
         await self._process.wait()
-        await asyncio.wait([self._stderr], timeout=1.0)
+        await asyncio.wait([self._printed], timeout=1.0)
         return f"{self._how_it_ended()}{self._because()}"
 
     async def wait(self) -> int:
@@ -225,10 +230,18 @@ class Runner:
         try:
             async with aclosing(self._channel.complete(request)) as replies:
                 async for reply in replies:
+                    if isinstance(reply, wire.Failed) and reply.lacks_model:
+                        await self._check_model()
                     self._has_served = self._has_served or isinstance(reply, wire.Done)
                     yield reply
         except OSError as error:
             raise await self._died(error) from error
+
+    async def _check_model(self) -> None:
+        """Errors: RunnerDied where there was a model: a runner that has lost it is of no more use than one that has ended."""
+        if self._has_model:
+            self.give_up("the runner has lost its model")
+            raise await self._died(None)
 
     async def close(self) -> None:
         """End the process and wait for it: by closing its input and a SIGTERM, then by SIGKILL."""
@@ -251,12 +264,10 @@ class Runner:
         await self._finish_reading()
 
     async def _finish_reading(self) -> None:
-        """Let the readers see the end of their pipes; a grandchild that holds one open is not waited for."""
-        readers = [task for task in (self._stdout, self._stderr) if task is not None]
-        _, late = await asyncio.wait(readers, timeout=1.0)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        """Let the reader see the end of its pipe; a grandchild that holds it open is not waited for."""
+        await asyncio.wait([self._printed], timeout=1.0)
+        self._printed.cancel()
+        await asyncio.gather(self._printed, return_exceptions=True)
 
     async def wait_until_ready(self, stall_timeout_s: float) -> None:
         """Wait until the weights of a committed model are read.
@@ -268,6 +279,7 @@ class Runner:
         while True:
             health = await self.health()
             if health.status == "ready":
+                self._has_model = True
                 return
             if health.status == "error":
                 raise LoadError(health.error or f"the model could not be loaded{self._because()}")
@@ -279,24 +291,36 @@ class Runner:
             pause_s = min(pause_s * 1.5, _POLL_LAST_S)
 
     async def _ask(self, path: str, message: wire.Message | None, kind: type[M], timeout_s: float | None = None) -> M:
-        method, body = ("GET", b"") if message is None else ("POST", wire.encode(message))
         try:
             async with asyncio.timeout(timeout_s):
-                response = await http.request(self._port, method, path, body)
+                answer = await self._channel.ask(path, b"{}" if message is None else wire.encode(message))
         except TimeoutError as error:
             raise RunnerDied(f"the runner did not answer {path} within {timeout_s:g} s") from error
         except OSError as error:
             raise await self._died(error) from error
-        if response.status != 200:
-            raise error_from(_failure(response))
-        return wire.decode(kind, response.body)
+        if isinstance(answer, wire.Failed):
+            if answer.lacks_model:
+                await self._check_model()
+            raise error_from(answer)
+        body = bytes(answer.body)
+        return wire.decode(kind, body) if len(body) <= _DECODE_ASIDE else await asyncio.to_thread(wire.decode, kind, body)
 
-    async def _died(self, cause: Exception) -> RunnerDied:
-        """Say why the stream broke; the socket often ends a moment before the process can be reaped."""
+    async def _terminated(self, cause: Exception) -> str:
+        await self._reaped()
+        if self._process.returncode is None:
+            return f"the runner has hung up: {cause}"
+        return f"the runner has terminated ({self._how_it_ended()}){self._because()}"
+
+    async def _reaped(self) -> None:
+        """The socket often ends a moment before the process can be reaped."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await self._process.wait()
-                await asyncio.wait([self._stderr])
+                await asyncio.wait([self._printed])
+
+    async def _died(self, cause: Exception | None) -> RunnerDied:
+        """Say why the line broke."""
+        await self._reaped()
         if self._closing and not self.has_crashed:
             return RunnerDied("the model was unloaded, or the server is shutting down")
         if self._stuck:
@@ -319,34 +343,11 @@ class Runner:
     def _because(self) -> str:
         return f": {self._tail.reason}" if self._tail.reason else ""
 
-    async def _read_port(self) -> int:
+    async def _read_printed(self) -> None:
         assert self._process.stdout is not None
-        try:
-            line = await self._process.stdout.readline()
-        except ValueError as error:  # longer than the limit of the stream
-            raise LoadError("the runner printed something else than its port") from error
-        if not line:
-            await self._process.wait()
-            await asyncio.wait([self._stderr], timeout=1.0)
-            raise LoadError(f"the runner has terminated ({self._how_it_ended()}){self._because()}")
-        try:
-            port = json.loads(line)["port"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise LoadError(f"the runner printed something else than its port: {line[:100]!r}") from error
-        if not isinstance(port, int) or not 0 < port < 65536:
-            raise LoadError(f"the runner printed an impossible port: {port!r}"[:200])
-        return port
-
-    async def _drain_stdout(self) -> None:
-        assert self._process.stdout is not None
-        while await self._process.stdout.read(_STREAM_LIMIT):
-            pass
-
-    async def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
         while True:
             try:
-                line = await self._process.stderr.readline()
+                line = await self._process.stdout.readline()
             except ValueError:  # an endless line: the reader dropped it
                 continue
             if not line:
@@ -354,12 +355,3 @@ class Runner:
             text = line.decode("utf-8", "replace").rstrip()
             self._tail.add(text)
             log.info("[%d] %s", self._process.pid, text)
-
-
-def _failure(response: http.Response) -> wire.Failed:
-    """An answer with an error status: ``{"error": text}``, or whatever text came."""
-    try:
-        text = json.loads(response.body)["error"]
-    except (ValueError, KeyError, TypeError):
-        text = response.body.decode("utf-8", "replace")[:500] or f"the runner answered with status {response.status}"
-    return wire.Failed(error=str(text), status=response.status)

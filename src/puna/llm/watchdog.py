@@ -1,4 +1,4 @@
-"""Notices a runner that lives but no longer gets anywhere: requests are being computed, yet no step ends."""
+"""Notices a runner that lives but is of no use: requests are being computed, yet no step ends; or its model is gone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ async def until_stalled(runner: Runner, stall_timeout_s: float) -> str:
             health = await runner.health()
         except RunnerDied as error:
             return str(error) if runner.is_alive else ""
+        if health.status != "ready":
+            return f"the runner has lost its model: it is {health.status}{f', {health.error}' if health.error else ''}"
         if not health.active or health.steps != n_steps:
             n_steps, since = health.steps, clock()
         elif clock() - since > stall_timeout_s:

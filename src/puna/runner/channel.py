@@ -1,7 +1,6 @@
-"""The parent's own way to the engine: commands come in as lines of standard input, replies go out over the same socket.
+"""The way to the engine: commands are done as they come, and replies go to whoever takes them (an Outlet).
 
-It spares what a stream of HTTP costs for every token of every request. Standard input that is a pipe or a terminal has no
-way back; then completions are had over HTTP alone.
+Knows neither sockets nor HTTP. Every command but a cancellation gets exactly one last reply.
 """
 
 from __future__ import annotations
@@ -10,21 +9,50 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from puna.errors import BadRequest
+from puna.runner.asks import QUICK_PATHS, Asks
 from puna.runner.failures import failed, require_ready
-from puna.runner.outbox import Outbox
 from puna.runner.service import EngineService, Handle
 from puna.runner.spare import NamedModel
 from puna.runner.tally import Tally
-from puna.wire import MAX_QUEUED_CHARACTERS, Cancel, Complete, CompletionReply, Failed, NameModel, Piece, decode_command
+from puna.wire import (
+    MAX_QUEUED_CHARACTERS,
+    Answer,
+    Ask,
+    Cancel,
+    Command,
+    Complete,
+    Done,
+    Failed,
+    Message,
+    NameModel,
+    Piece,
+    Reply,
+    decode_command,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
 # Prompts are tokenised there: a long one keeps nobody else's from starting.
 _SUBMITTERS = 4
+
+
+class Outlet(Protocol):
+    """Where replies go. Any thread may put and flush, and neither blocks."""
+
+    @property
+    def n_unsent(self) -> int:
+        """Characters of pieces that nobody has taken, roughly."""
+
+    def put(self, number: int, reply: Reply) -> None: ...
+
+    def flush(self) -> None:
+        """What was put until now may leave."""
 
 
 class _Numbered(msgspec.Struct, frozen=True):
@@ -34,19 +62,20 @@ class _Numbered(msgspec.Struct, frozen=True):
 
 
 class _Exchange:
-    """One request and its replies."""
+    """One command and its replies."""
 
-    def __init__(self, channel: Channel, number: int) -> None:
+    def __init__(self, channel: Channel, number: int, *, is_counted: bool) -> None:
         self._channel = channel
         self._number = number
+        self._is_counted = is_counted
         self._handle: Handle | None = None
         self._has_ended = False
         self._is_unwanted = False
 
-    def started(self, handle: Handle) -> None:
+    def started(self, handle: Handle | None) -> None:
         self._handle = handle
         if self._is_unwanted:
-            handle.cancel()
+            self.cancel()
 
     def cancel(self) -> None:
         """Before or after the engine has it."""
@@ -54,32 +83,37 @@ class _Exchange:
         if self._handle is not None:
             self._handle.cancel()
 
-    def emit(self, reply: CompletionReply) -> None:
+    def tell(self, message: Message) -> None:
+        """The answer to what was asked."""
+        self.emit(message if isinstance(message, Failed) else Answer(body=msgspec.Raw(encode(message))))
+
+    def emit(self, reply: Reply) -> None:
         """For the engine; nothing follows the terminal reply."""
         if self._has_ended:
             return
-        outbox = self._channel.outbox
-        if type(reply) is Piece and outbox.n_unsent > MAX_QUEUED_CHARACTERS:
-            reply = Failed(error=f"{outbox.n_unsent} bytes of replies are left unread", status=500)
+        outlet = self._channel.outlet
+        if type(reply) is Piece and outlet.n_unsent > MAX_QUEUED_CHARACTERS:
+            reply = Failed(error=f"{outlet.n_unsent} bytes of replies are left unread", status=500)
             self.cancel()
         self._has_ended = type(reply) is not Piece
-        outbox.put(self._number, reply)
+        outlet.put(self._number, reply)
         if self._has_ended:
-            self._channel.ended(self._number, reply)
-            outbox.flush()
+            self._channel.ended(self._number, reply if self._is_counted else None)
+            outlet.flush()
 
 
 class Channel:
-    def __init__(self, service: EngineService, outbox: Outbox, named: NamedModel, tally: Tally) -> None:
-        self.outbox = outbox
+    def __init__(self, service: EngineService, outlet: Outlet, named: NamedModel, tally: Tally) -> None:
+        self.outlet = outlet
         self._service = service
         self._named = named
         self._tally = tally
+        self._asks = Asks(service, tally)
         self._lock = threading.Lock()
         self._exchanges: dict[int, _Exchange] = {}
         self._is_closed = False
         self._submitters = ThreadPoolExecutor(_SUBMITTERS, "submit")
-        service.after_step(outbox.flush)
+        service.after_step(outlet.flush)
 
     def handle(self, line: bytes) -> None:
         """Do what a line says; never raises, never blocks."""
@@ -90,24 +124,35 @@ class Channel:
         except BadRequest as error:
             self._refuse(line, error)
             return
+        self.do(command)
+
+    def do(self, command: Command) -> None:
+        """Never raises, never blocks."""
         if isinstance(command, NameModel):
             self._named.set(Path(command.path))
-        elif isinstance(command, Cancel):
+            return
+        if isinstance(command, Cancel):
             with self._lock:
                 exchange = self._exchanges.get(command.id)
             if exchange is not None:
                 exchange.cancel()
+            return
+        exchange = _Exchange(self, command.id, is_counted=isinstance(command, Complete))
+        with self._lock:
+            self._exchanges[command.id] = exchange
+        if isinstance(command, Ask) and command.path in QUICK_PATHS:
+            self._start(exchange, command)
         else:
-            exchange = _Exchange(self, command.id)
-            with self._lock:
-                self._exchanges[command.id] = exchange
-            self._tally.add("requests")
             self._submitters.submit(self._start, exchange, command)
 
-    def _start(self, exchange: _Exchange, command: Complete) -> None:
+    def _start(self, exchange: _Exchange, command: Complete | Ask) -> None:
         try:
-            require_ready(self._service)
-            exchange.started(self._service.submit(command.request, exchange.emit))
+            if isinstance(command, Ask):
+                exchange.started(self._asks.answer(command.path, bytes(command.body), exchange.tell))
+            else:
+                self._tally.add("requests")
+                require_ready(self._service)
+                exchange.started(self._service.submit(command.request, exchange.emit))
         except Exception as error:
             if self._is_closed:  # that it came too late to be started is no answer either
                 return
@@ -123,14 +168,16 @@ class Channel:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._named.fail(f"no model is named in {line[:100]!r}")
             return
-        self.outbox.put(number, failed(error))
-        self.outbox.flush()
+        self.outlet.put(number, failed(error))
+        self.outlet.flush()
 
     def close(self) -> None:
         """Take nothing more: who still asks learns from the end of the line that this process has ended."""
         self._is_closed = True
 
-    def ended(self, number: int, last: CompletionReply) -> None:
+    def ended(self, number: int, last: Reply | None) -> None:
+        """*last*: of a completion, to be counted."""
         with self._lock:
             self._exchanges.pop(number, None)
-        self._tally.ended(last)
+        if isinstance(last, Done | Failed):
+            self._tally.ended(last)

@@ -18,7 +18,8 @@ _STATUS: tuple[tuple[type[PunaError], int], ...] = (
 
 def failed(error: Exception) -> Failed:
     if isinstance(error, PunaError):
-        return Failed(error=str(error), status=next(status for kind, status in _STATUS if isinstance(error, kind)))
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        return Failed(error=str(error), status=status, lacks_model=isinstance(error, NotLoaded))
     return Failed(error=f"internal error: {type(error).__name__}: {error}", status=500)
 
 

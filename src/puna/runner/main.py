@@ -1,7 +1,9 @@
-"""The runner's process: ``puna runner --model FILE``, usable alone with curl.
+"""The runner's process. With ``--channel`` it belongs to a server, and only that can reach it: commands come from
+standard input, a socket, replies go back over it, and nothing listens. ``puna runner --model FILE`` is for a person with
+curl: it listens on a port of loopback, and answers those who bring the key that it prints.
 
-Knows nothing of computing. It listens before it imports anything heavy: the port is announced as one line
-``{"port": N}`` on standard output, and whoever connects earlier than the server runs waits in the socket's queue.
+Knows nothing of computing. It says that it is there before it imports anything heavy: with an empty line of replies, or
+with ``{"port": N, "key": KEY}`` on standard output. What comes earlier than it can be understood waits.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import argparse
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
     MakeEngine = Callable[[Path], EngineService]
 
+_HELLO = b"[]\n"
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -36,7 +41,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("puna runner", description="Serve one model file over HTTP.")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", type=Path, metavar="FILE", help="the model, a GGUF file")
-    model.add_argument("--spare", action="store_true", help="get ready for any model, to be named on standard input")
+    model.add_argument("--spare", action="store_true", help="get ready for any model; implies --channel, which names it")
+    parser.add_argument("--channel", action="store_true", help="talk over standard input, a socket, and listen nowhere")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
     parser.add_argument("--log-level", choices=LEVELS, default="info")
@@ -60,39 +66,74 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> None:
-    """Run until SIGTERM, SIGINT or the end of the parent."""
-    args = parse(argv)
-    inbox, named = Inbox(), NamedModel()
-    if not exit_with_parent(on_data=inbox.feed) and args.spare:
-        sys.exit("puna runner: --spare needs a pipe or a socket as its standard input")
-    signal.signal(signal.SIGTERM, _exit_at_once)
+def connection_to_parent(fd: int = 0) -> socket.socket | None:
+    """Standard input, if it is a socket: a pipe or a terminal has no way back."""
     try:
-        listener = listen(args.host, args.port)
-    except (OSError, OverflowError) as error:
-        sys.exit(f"puna runner: cannot listen on {args.host}:{args.port}: {error}")
-    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
-    logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        return socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
 
-    # What takes time to import comes after the port.
-    from puna.runner.channel import Channel
-    from puna.runner.outbox import Outbox, connection_to_parent
-    from puna.runner.serve import StartingEngine, serve
-    from puna.runner.tally import Tally
 
+def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> None:
+    """Run until SIGTERM, SIGINT or the end of the parent, and end the process."""
+    args = parse(argv)
     make = make_engine or _make_engine
+    signal.signal(signal.SIGTERM, _exit_at_once)
+    if args.channel or args.spare:
+        _serve_parent(args, make)
+    else:
+        _serve_person(args, make)
+    logging.shutdown()
+    os._exit(0)  # threads may be in the middle of native code, and would be when the interpreter is taken down around them
+
+
+def _serve_parent(args: argparse.Namespace, make: MakeEngine) -> None:
+    connection = connection_to_parent()
+    if connection is None:
+        sys.exit("puna runner: --channel and --spare need a socket as standard input")
+    inbox, named = Inbox(), NamedModel()
+    exit_with_parent(on_data=inbox.feed)
+    connection.sendall(_HELLO)
+    _log_to_stderr(args)
+
+    # What takes time to import comes after the greeting.
+    from puna.runner.channel import Channel
+    from puna.runner.outbox import Outbox
+    from puna.runner.serve import serve_parent
+    from puna.runner.starting import StartingEngine
+    from puna.runner.tally import Tally
 
     def make_when_named() -> EngineService:
         if args.spare:
             prepare()
         return make(named.wait() if args.spare else args.model)
 
-    tally = Tally()
     engine = StartingEngine(make_when_named, _load_request(args) if args.load else None)
-    channel = Channel(engine, Outbox(connection_to_parent()), named, tally)
+    outbox = Outbox(connection)
+    channel = Channel(engine, outbox, named, Tally())
     inbox.follow(channel.handle)
-    serve(engine, listener, tally, channel.close)
+    serve_parent(engine, outbox, channel.close)
+
+
+def _serve_person(args: argparse.Namespace, make: MakeEngine) -> None:
+    exit_with_parent()
+    try:
+        listener = listen(args.host, args.port)
+    except (OSError, OverflowError) as error:
+        sys.exit(f"puna runner: cannot listen on {args.host}:{args.port}: {error}")
+    key = secrets.token_urlsafe(24)
+    print(json.dumps({"port": listener.getsockname()[1], "key": key}), flush=True)
+    _log_to_stderr(args)
+
+    from puna.runner.http import serve
+    from puna.runner.starting import StartingEngine
+
+    serve(StartingEngine(lambda: make(args.model), _load_request(args) if args.load else None), listener, key)
+
+
+def _log_to_stderr(args: argparse.Namespace) -> None:
+    logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:

@@ -7,14 +7,12 @@ time from them.
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import stat
 import threading
 
 import msgspec
 
-from puna.wire import Addressed, CompletionReply
+from puna.wire import Addressed, Answer, Reply
 
 log = logging.getLogger(__name__)
 
@@ -22,27 +20,27 @@ _AT_ONCE = 1 << 20  # bytes
 
 
 class Outbox:
-    """Any thread may put and flush. Nobody waits for a parent that does not read: a thread of its own writes to that one.
+    """Any thread may put and flush. Nobody waits for a parent that does not read: a thread of its own writes to that one."""
 
-    Without a connection everything is dropped.
-    """
-
-    def __init__(self, connection: socket.socket | None) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._encode = msgspec.json.Encoder().encode
         self._replies: list[Addressed] = []
         self._unsent = bytearray()
+        self._n_of_answers = 0  # bytes that joined what is unsent, at most
 
     @property
     def n_unsent(self) -> int:
-        """Bytes that the parent has left to wait."""
-        return len(self._unsent)
+        """Bytes that the parent has left to wait, answers apart: vectors of many texts are long, and it asked for them."""
+        return max(0, len(self._unsent) - self._n_of_answers)
 
-    def put(self, number: int, reply: CompletionReply) -> None:
+    def put(self, number: int, reply: Reply) -> None:
         """Add a reply to the next write."""
         with self._lock:
             self._replies.append((number, reply))
+            if type(reply) is Answer:
+                self._n_of_answers += len(memoryview(reply.body))
 
     def flush(self) -> None:
         with self._lock:
@@ -52,7 +50,9 @@ class Outbox:
             self._replies.clear()
             is_writing = bool(self._unsent)
             self._unsent += line if is_writing else line[self._send(line, socket.MSG_DONTWAIT) :]
-            if self._unsent and not is_writing:
+            if not self._unsent:
+                self._n_of_answers = 0
+            elif not is_writing:
                 threading.Thread(target=self._write_rest, name="outbox", daemon=True).start()
 
     def _write_rest(self) -> None:
@@ -62,12 +62,11 @@ class Outbox:
             with self._lock:
                 del self._unsent[:n_sent]
                 if not self._unsent:
+                    self._n_of_answers = 0
                     return
 
     def _send(self, data: bytes, flags: int = 0) -> int:
         """Bytes of which the writer is rid: taken, or no longer wanted by anybody."""
-        if self._connection is None:
-            return len(data)
         try:
             return self._connection.send(data, flags)
         except BlockingIOError:
@@ -75,11 +74,3 @@ class Outbox:
         except OSError as error:  # the parent is gone; the guard ends this process
             log.debug("nobody reads the replies any more: %s", error)
             return len(data)
-
-
-def connection_to_parent(fd: int = 0) -> socket.socket | None:
-    """Standard input, if it is a socket: a pipe or a terminal has no way back."""
-    try:
-        return socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
-    except OSError:
-        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from puna.wire import CompletionReply, Done
+from puna.wire import Done, Failed
 
 
 class Tally:
@@ -19,8 +19,8 @@ class Tally:
         with self._lock:
             self._counts[what] += count
 
-    def ended(self, last: CompletionReply | None, *, was_refused: bool = False) -> None:
-        """A completion's last reply; None: there was none, since the engine refused it or the reader has left."""
+    def ended(self, last: Done | Failed) -> None:
+        """A completion's last reply."""
         with self._lock:
             if isinstance(last, Done):
                 self._counts[last.reason] += 1
@@ -28,7 +28,7 @@ class Tally:
                 self._counts["cached_tokens"] += last.cached_count
                 self._counts["generated_tokens"] += last.eval_count
             else:
-                self._counts["failed" if was_refused or last is not None else "abandoned"] += 1
+                self._counts["failed"] += 1
 
     def counts(self) -> dict[str, int]:
         with self._lock:

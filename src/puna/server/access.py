@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -113,6 +114,7 @@ class ApiKeys:
             text = f"forbidden: this API key is not good for {needed.value}"
             await _refuse(scope["path"], text, 403, {})(scope, receive, send)
         else:
+            scope.setdefault("state", {})["scopes"] = scopes
             await self._app(scope, receive, send)
 
     def _scopes_of(self, key: str) -> frozenset[KeyScope]:
@@ -124,6 +126,11 @@ class ApiKeys:
             k.scopes if hmac.compare_digest(given, k.text) else frozenset() for k in self._keys
         ]
         return frozenset[KeyScope]().union(*matches)
+
+
+def may_manage(request: HTTPConnection) -> bool:
+    """Whether its key is good for that; where there are no keys everybody may."""
+    return KeyScope.MANAGEMENT in getattr(request.state, "scopes", KeyScope)
 
 
 def _refuse(path: str, text: str, status: int, headers: dict[str, str]) -> Response:

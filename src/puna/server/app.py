@@ -16,7 +16,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute
+from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Route
 
 from puna import __version__
 from puna.errors import PunaError
@@ -25,9 +26,11 @@ from puna.llm.launch import Launcher
 from puna.llm.spare import Spare
 from puna.server import errors, openapi
 from puna.server.access import ApiKeys, check_exposure, read_keys
+from puna.server.connections import Connections, allow_many_files, limits_of
 from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
+from puna.server.protocol import protocol_for
 from puna.server.request_id import RequestIds
 from puna.server.routes import account, anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
 from puna.server.scheduler import Launch, Scheduler
@@ -39,6 +42,7 @@ log = logging.getLogger(__name__)
 SHUTDOWN_GRACE_S = 2.0  # for running requests, before their runners are ended
 _CANCEL_AFTER_S = 5  # for what is running even then
 _BACKLOG = 2048
+_HEAD_PATHS = frozenset({"/", "/health", "/api/version", "/api/tags"})
 
 
 def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher: Launcher | None = None) -> Starlette:
@@ -81,12 +85,15 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         *openapi.routes,
         *account.routes,
     ]
+    for route in routes:
+        _take_head_from(route)
     app = Starlette(
         routes=routes,
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={
             PunaError: errors.on_error,
+            ClientDisconnect: errors.on_disconnect,
             HTTPException: errors.on_http_error,
             Exception: errors.on_error,
         },
@@ -94,6 +101,12 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
     app.state.settings, app.state.store, app.state.scheduler = settings, store, scheduler
     app.state.metrics = Metrics(scheduler, launcher.spare)
     return app
+
+
+def _take_head_from(route: BaseRoute) -> None:
+    """Starlette has every GET answer HEAD as well; here some paths do, and elsewhere it is a method that is not allowed."""
+    if isinstance(route, Route) and route.methods and "GET" in route.methods and route.path not in _HEAD_PATHS:
+        route.methods.discard("HEAD")
 
 
 def _tidy_up(store: Store) -> None:
@@ -135,6 +148,7 @@ def serve(settings: Settings, launch: Launch | None = None) -> None:
     launcher = Launcher(Spare() if settings.warm_spare and launch is None else None, machine=Machine())
     log_to_stderr(settings)
     check_exposure(settings)
+    allow_many_files()
     with _listen(settings) as listener:
         _make(settings, listener, launcher, launch or launcher.launch).run(sockets=[listener])
 
@@ -143,6 +157,7 @@ async def serve_on(listener: socket.socket, settings: Settings, launcher: Launch
     """As serve, in this event loop, on a socket that listens already."""
     log_to_stderr(settings)
     check_exposure(settings)
+    allow_many_files()
     await _make(settings, listener, launcher, launcher.launch).serve(sockets=[listener])
 
 
@@ -158,7 +173,7 @@ def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=protocol_for(Connections(limits_of(settings))),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -63,11 +63,12 @@ async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted:
         raise HTTPException(501, refusal)
     options = model_options.merge(model.parameters, message.options)
     load = wanted_load(options, caller.settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
+    keep_alive = caller.keep_alive(model, message.keep_alive)
     if not wanted.inputs:
-        async with caller.scheduler.acquire(model, load, message.keep_alive):
+        async with caller.scheduler.acquire(model, load, keep_alive):
             return None
-    with caller.metrics.embedding(model.name, caller.began_ns, wanted) as seen:
-        async with caller.scheduler.acquire(model, load, message.keep_alive) as loaded:
+    with caller.metrics.embedding(model, caller.began_ns, wanted) as seen:
+        async with caller.scheduler.acquire(model, load, keep_alive) as loaded:
             load_ns = time.monotonic_ns() - caller.began_ns
             try:
                 reply = await loaded.runner.embed(wanted)

@@ -23,6 +23,7 @@ STATUS: dict[type[errors.PunaError], int] = {
     errors.ContextOverflow: 400,
     errors.InvalidName: 400,
     errors.TemplateError: 400,
+    errors.Forbidden: 403,
     errors.NotFound: 404,
     errors.FileFormatError: 500,
     errors.MissingTensors: 500,
@@ -100,6 +101,12 @@ async def on_error(request: Request, error: Exception) -> Response:
     if status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, text)
     return _respond(request, text, status)
+
+
+async def on_disconnect(request: Request, _: Exception) -> Response:
+    """The client has left while it was sending its request: nobody reads an answer."""
+    log.info("499 %s %s: request canceled", request.method, request.url.path)
+    return Response(status_code=499)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

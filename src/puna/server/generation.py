@@ -90,7 +90,7 @@ async def run(scheduler: Scheduler, job: Job) -> Parts:
 
 async def run_scored(scheduler: Scheduler, job: Job) -> ScoredParts:
     """The same, with logprobs if the job asks for them."""
-    with job.metrics.generation(job.model.name, job.began_ns) as seen:
+    with job.metrics.generation(job.model, job.began_ns) as seen:
         async with (
             scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded,
             aclosing(_parts(loaded, job, seen)) as parts,

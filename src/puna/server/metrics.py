@@ -1,12 +1,14 @@
 """What the server counts and measures, as Prometheus reads it at ``GET /metrics``.
 
-Knows generations and the scheduler, no API. Labels are names of stored models, so their number is bounded.
+Knows generations and the scheduler, no API. Labels are names of stored models, up to a number; files have one label for all,
+since whoever reads numbers need not learn where they lie.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter as Counted
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,14 +20,33 @@ from puna import __version__, wire
 from puna.errors import PunaError
 from puna.llm.runner import Runner
 from puna.llm.spare import Spare
+from puna.server.loaded import Loadable
 from puna.server.scheduler import Scheduler
 from puna.store.model import StoredModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+FILE_LABEL = "(file)"
+OTHER_LABEL = "(other)"
+MAX_LABELS = 100  # names that were ever asked for; every one is remembered, and sent at every look
 _HEALTH_TIMEOUT_S = 1.0
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+
+
+class _Labels:
+    """Which label a model has."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def of(self, model: Loadable) -> str:
+        if not isinstance(model, StoredModel) or not model.digest:  # no manifest
+            return FILE_LABEL
+        if model.name not in self._known and len(self._known) >= MAX_LABELS:
+            return OTHER_LABEL
+        self._known.add(model.name)
+        return model.name
 
 
 class Metrics:
@@ -33,6 +54,7 @@ class Metrics:
 
     def __init__(self, scheduler: Scheduler, spare: Spare | None = None) -> None:
         self._registry = registry = CollectorRegistry()
+        self._labels = _Labels()
         model = ["model"]
         build = Gauge("puna_build_info", "Version of the server, always 1.", ["version"], registry=registry)
         build.labels(__version__).set(1)
@@ -82,7 +104,7 @@ class Metrics:
             registry=registry,
             buckets=_SECONDS,
         )
-        self._models = _LoadedModels(scheduler)
+        self._models = _LoadedModels(scheduler, self._labels)
         registry.register(self._models)
         idle = Gauge("puna_spare_runner_bytes", "Memory of the idle runner that waits for the next load.", registry=registry)
         idle.set_function(lambda: spare.private_bytes if spare else 0)
@@ -93,9 +115,9 @@ class Metrics:
         return generate_latest(self._registry)
 
     @contextmanager
-    def generation(self, model: str, began_ns: int) -> Iterator[Generation]:
+    def generation(self, model: Loadable, began_ns: int) -> Iterator[Generation]:
         """Follow one generation; how the block ends is its outcome."""
-        seen = Generation(self, model, began_ns)
+        seen = Generation(self, self._labels.of(model), began_ns)
         outcome = "error"
         try:
             yield seen
@@ -107,15 +129,16 @@ class Metrics:
             seen.end(outcome)
 
     @contextmanager
-    def embedding(self, model: str, began_ns: int, wanted: wire.EmbeddingRequest) -> Iterator[Callable[[int], None]]:
+    def embedding(self, model: Loadable, began_ns: int, wanted: wire.EmbeddingRequest) -> Iterator[Callable[[int], None]]:
         """Follow one request for vectors or scores; to be told the number of tokens when they are there."""
+        label = self._labels.of(model)
         kind = "embed" if wanted.query is None else "rank"
         outcome = "error"
 
         def done(n_tokens: int) -> None:
-            self.embedded_texts.labels(model).inc(len(wanted.inputs))
-            self.embedded_tokens.labels(model).inc(n_tokens)
-            self.embedding_duration.labels(model).observe(time.monotonic() - began_ns / 1e9)
+            self.embedded_texts.labels(label).inc(len(wanted.inputs))
+            self.embedded_tokens.labels(label).inc(n_tokens)
+            self.embedding_duration.labels(label).observe(time.monotonic() - began_ns / 1e9)
 
         try:
             yield done
@@ -124,7 +147,7 @@ class Metrics:
             outcome = "cancelled"
             raise
         finally:
-            self.embeddings.labels(model, kind, outcome).inc()
+            self.embeddings.labels(label, kind, outcome).inc()
 
 
 class Generation:
@@ -174,15 +197,16 @@ class Generation:
 class _LoadedModels(Collector):
     """Read from the scheduler and from the runners when asked for."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, labels: _Labels) -> None:
         self._scheduler = scheduler
+        self._labels = labels
         self._healths: list[tuple[str, wire.Health]] = []
 
     async def look(self) -> None:
         """Ask the runners how they are; what does not answer soon is left out."""
         asked = self._scheduler.runners()
         found = await asyncio.gather(*(self._health(runner) for _, runner in asked))
-        names = [model.name for model, _ in asked if isinstance(model, StoredModel)]
+        names = [self._labels.of(model) for model, _ in asked]
         self._healths = [(name, health) for name, health in zip(names, found, strict=True) if health is not None]
 
     @staticmethod
@@ -201,13 +225,16 @@ class _LoadedModels(Collector):
         memory = GaugeMetricFamily("puna_model_memory_bytes", "Memory of a loaded model.", labels=["model", "device"])
         running = self._scheduler.running()
         count.add_metric([], len(running))
+        taken: Counted[tuple[str, str]] = Counted()
         for item in running:
-            assert isinstance(item.model, StoredModel)
             if item.memory is None:
                 continue
+            label = self._labels.of(item.model)
             for device in item.memory.devices:
-                memory.add_metric([item.model.name, device.device], device.total)
-            memory.add_metric([item.model.name, "host"], item.memory.input_weights)
+                taken[label, device.device] += device.total
+            taken[label, "host"] += item.memory.input_weights
+        for labels, n_bytes in taken.items():
+            memory.add_metric(labels, n_bytes)
         yield count
         yield memory
         yield from self._of_runners()
@@ -224,7 +251,10 @@ class _LoadedModels(Collector):
             "attic_entries": GaugeMetricFamily("puna_attic_entries", "So many prefixes.", labels=["model"]),
             "steps": CounterMetricFamily("puna_runner_steps", "Steps that the engine has computed.", labels=["model"]),
         }
-        for model, health in self._healths:
-            for name, family in families.items():
-                family.add_metric([model], getattr(health, name))
+        for name, family in families.items():
+            sums: Counted[str] = Counted()
+            for label, health in self._healths:
+                sums[label] += getattr(health, name)
+            for label, value in sums.items():
+                family.add_metric([label], value)
         yield from families.values()

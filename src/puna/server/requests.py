@@ -17,17 +17,18 @@ from starlette.requests import HTTPConnection
 
 from puna.api import options as model_options
 from puna.api.generate import ChatRequest, GenerateRequest
-from puna.errors import BadRequest, NotFound, UnsupportedModel
+from puna.errors import BadRequest, Forbidden, NotFound, UnsupportedModel
 from puna.llm.load import wanted_load
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.render import Think
 from puna.server import prompts
+from puna.server.access import may_manage
 from puna.server.constraint import grammar_of, thoughts_of, with_thoughts
 from puna.server.generation import Job, MakePrompt
 from puna.server.loaded import Loaded
 from puna.server.metrics import Metrics
 from puna.server.scheduler import Scheduler
-from puna.settings import Settings
+from puna.settings import FOREVER, Settings
 from puna.store.details import read_details
 from puna.store.model import StoredModel
 from puna.store.store import Store
@@ -45,12 +46,14 @@ class Caller:
     scheduler: Scheduler
     metrics: Metrics
     is_local: bool
+    may_manage: bool
     began_ns: int
 
     @classmethod
     def of(cls, request: HTTPConnection) -> Caller:
         state = request.app.state
-        return cls(state.settings, state.store, state.scheduler, state.metrics, _is_loopback(request), time.monotonic_ns())
+        what_is_there = (state.settings, state.store, state.scheduler, state.metrics)
+        return cls(*what_is_there, _is_loopback(request), may_manage(request), time.monotonic_ns())
 
     async def open(self, name: str) -> StoredModel:
         """A model of the store, or for callers on this machine a GGUF file by its path.
@@ -73,8 +76,25 @@ class Caller:
         return model
 
     def unload(self, model: StoredModel) -> None:
+        """Errors: Forbidden when somebody has pinned it and the caller may not."""
         assert model.model_path is not None
+        if not self.may_manage and self.scheduler.is_pinned(model.model_path):
+            raise Forbidden(
+                f"forbidden: {model.name} was asked to stay; to unload it needs an API key that is good for management"
+            )
         self.scheduler.unload(model.model_path)
+
+    def keep_alive(self, model: StoredModel, wanted: float | None) -> float | None:
+        """As the scheduler takes it. Who may not pin models leaves those alone that are pinned.
+
+        Errors: Forbidden.
+        """
+        assert model.model_path is not None
+        if self.may_manage or wanted is None:
+            return wanted
+        if wanted == FOREVER:
+            raise Forbidden("forbidden: keep_alive -1 needs an API key that is good for management")
+        return None if self.scheduler.is_pinned(model.model_path) else wanted
 
     async def load(self, job: Job) -> None:
         async with self.scheduler.acquire(job.model, job.wanted, job.keep_alive):
@@ -165,7 +185,7 @@ def _job(
         options=options,
         wanted=wanted_load(options, caller.settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths),
         make_prompt=make_prompt,
-        keep_alive=request.keep_alive,
+        keep_alive=caller.keep_alive(model, request.keep_alive),
         truncate=request.truncate,
         shift=request.shift,
         make_parser=lambda prompt: None if is_raw else output.parser(prompt, think=bool(think), tools=tools),

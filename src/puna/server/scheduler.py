@@ -95,6 +95,11 @@ class Scheduler:
             loaded.must_unload = loaded.state is not State.LOADING
             self._place()
 
+    def is_pinned(self, model_path: Path) -> bool:
+        """Whether a request has asked that the model stays."""
+        loaded = self._loaded.get(model_path)
+        return loaded is not None and loaded.is_pinned
+
     def running(self) -> list[Running]:
         """All models that take memory, the one that stays longest first."""
         now = asyncio.get_running_loop().time()

@@ -2,7 +2,7 @@
 
 The "model" is a JSON object with any of the fields of ``Script``. What happens is appended to ``<model>.events``, one
 JSON array a line, so that tests see what reached the runner and when a request was cancelled. Started as
-``python fake_runner.py --model FILE --port 0``; uses the standard library alone, so that it starts fast.
+``python fake_runner.py --channel --model FILE``; uses the standard library alone, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import contextlib
 import json
 import os
 import signal
@@ -36,8 +35,8 @@ class Script:
     layers: int = 1  # and the output; all but 4 bytes are theirs
     stall: bool = False  # load without ever making progress
     n_ctx_train: int = 0
-    start_noise: str = ""  # printed instead of the port
-    silent: bool = False  # never prints the port
+    start_noise: str = ""  # said instead of the greeting
+    silent: bool = False  # never says anything
     exit_at_start: int = -1
     exit_at_load: int = -1
     crash_on: dict[str, int] = field(default_factory=dict)  # by device: the signal that ends it when layers go there
@@ -46,6 +45,7 @@ class Script:
     stderr: str = ""  # written before dying
     die_at_piece: int = -1  # ends with SIGKILL before this piece
     hang_at_piece: int = -1  # says nothing more, yet lives and answers about its health
+    lose_at_piece: int = -1  # no longer has a model from there on, and lives on
     drop_at_piece: int = -1  # closes the line to the server there, and lives on
     fail_at_piece: int = -1
     fail_status: int = 500
@@ -68,6 +68,7 @@ class FakeRunner:
         self.n_ctx = 0
         self.active = 0
         self.steps = 0
+        self.is_lost = False
 
     def note(self, *event: Any) -> None:
         print(json.dumps(event), file=self.events)
@@ -78,43 +79,35 @@ class FakeRunner:
         os.kill(os.getpid(), signal.SIGKILL)
 
     async def serve(self) -> None:
-        server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        print(self.script.start_noise or json.dumps({"port": port}), flush=True)
-        self.note("start", os.getpid())
-        await self.follow_commands()
-        self.note("end of input")
-        os._exit(0)
-
-    async def follow_commands(self) -> None:
         reader, self.line = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(0)), limit=2**26)
+        self.line.write((self.script.start_noise or "[]").encode() + b"\n")
+        self.note("start", os.getpid())
         running: dict[int, asyncio.Task[None]] = {}
         while line := await reader.readline():
             command = json.loads(line)
             if command["type"] == "complete":
                 self.note("complete", command["request"])
                 running[command["id"]] = asyncio.create_task(self.complete(command["id"], command["request"]))
-            elif command["type"] == "cancel":
+            elif command["type"] == "ask":
+                asyncio.create_task(self.ask(command["id"], command["path"], command["body"]))  # noqa: RUF006
+            elif command["type"] == "cancel" and command["id"] in running:
                 running[command["id"]].cancel()
+        self.note("end of input")
+        os._exit(0)
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            _, path, _ = head.split("\r\n")[0].split(" ")
-            length = next((int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0)
-            body = json.loads(await reader.readexactly(length) or b"{}")
-            if path != "/health":
-                self.note(path, body)
-            status, answer = await self.answer(path, body)
-            data = json.dumps(answer).encode()
-            writer.write(f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode())
-            writer.write(data)
-            await writer.drain()
-        writer.close()
+    def say(self, number: int, reply: dict[str, Any]) -> None:
+        self.line.write(json.dumps([[number, reply]]).encode() + b"\n")
+
+    async def ask(self, number: int, path: str, body: dict[str, Any]) -> None:
+        if path != "/health":
+            self.note(path, body)
+        status, answer = await self.answer(path, body)
+        is_found = status == 200
+        self.say(number, {"type": "answer", "body": answer} if is_found else {"type": "failed", "status": status, **answer})
 
     async def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/health":
-            status = "ready" if self.ready else "loading"
+            status = "launched" if self.is_lost else "ready" if self.ready else "loading"
             found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
             names = ("cache_cells", "cache_used", "attic_bytes", "attic_entries")
             return 200, found | {name: getattr(self.script, name) for name in names}
@@ -180,7 +173,7 @@ class FakeRunner:
         said = 0
         try:
             async for reply in self.replies(body):
-                self.line.write(json.dumps([[number, reply]]).encode() + b"\n")
+                self.say(number, reply)
                 said += 1
         except asyncio.CancelledError:
             self.note("cancelled", said)
@@ -195,6 +188,11 @@ class FakeRunner:
             if number == self.script.hang_at_piece:
                 self.active += 1
                 await asyncio.Event().wait()
+            if number == self.script.lose_at_piece:
+                self.is_lost = True
+            if self.is_lost:
+                yield {"type": "failed", "error": "model is not loaded", "status": 503, "lacks_model": True}
+                return
             if number == self.script.drop_at_piece:
                 socket.socket(fileno=os.dup(0)).shutdown(socket.SHUT_WR)
                 await asyncio.Event().wait()
@@ -236,7 +234,7 @@ class FakeRunner:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--port")
+    parser.add_argument("--channel", action="store_true")
     runner = FakeRunner(parser.parse_args().model)
     if runner.script.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

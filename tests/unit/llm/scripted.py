@@ -21,7 +21,7 @@ def write_script(folder: Path, name: str = "model", **script: Any) -> Path:
 
 
 def fake_command(model_path: Path) -> list[str]:
-    return [sys.executable, "-S", "-E", str(FAKE_RUNNER), "--model", str(model_path), "--port", "0"]
+    return [sys.executable, "-S", "-E", str(FAKE_RUNNER), "--channel", "--model", str(model_path)]
 
 
 def events(model_path: Path) -> list[list[Any]]:

@@ -30,7 +30,7 @@ MODEL = Path("any.gguf")
 
 @asynccontextmanager
 async def spare_of(*, command: tuple[str, ...] = (*RUNNER, "--spare"), **options: Any) -> AsyncIterator[Spare]:
-    spare = Spare(command=command, command_for_model=lambda path: [*RUNNER, "--model", str(path)], **options)
+    spare = Spare(command=command, command_for_model=lambda path: [*RUNNER, "--channel", "--model", str(path)], **options)
     try:
         yield spare
     finally:

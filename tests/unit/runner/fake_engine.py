@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.patience import PATIENCE_S
-
 from puna.errors import BadRequest, ContextOverflow, UnsupportedModel
 from puna.runner.service import Handle, NotLoaded
 from puna.wire import (
@@ -127,7 +125,7 @@ class FakeEngine:
     def close(self) -> None:
         time.sleep(self.close_s)
         self.is_closed = True
-        self._thread.join(PATIENCE_S)
+        self._thread.join(120)
 
     def _run(self) -> None:
         active: list[FakeHandle] = []

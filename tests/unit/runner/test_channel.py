@@ -19,7 +19,8 @@ from puna.errors import LoadError
 from puna.runner import channel as channel_module
 from puna.runner.channel import Channel
 from puna.runner.inbox import Inbox
-from puna.runner.outbox import Outbox, connection_to_parent
+from puna.runner.main import connection_to_parent
+from puna.runner.outbox import Outbox
 from puna.runner.spare import NamedModel
 from puna.runner.tally import Tally
 from puna.wire import (
@@ -27,14 +28,16 @@ from puna.wire import (
     Cancel,
     Command,
     Complete,
-    CompletionReply,
     CompletionRequest,
     Failed,
     NameModel,
     Piece,
+    Reply,
     decode_addressed,
     encode,
 )
+
+LOADING = "model is still loading (25%), wait for /health to say ready"
 
 
 class Line:
@@ -60,9 +63,9 @@ class Line:
     def hear(self) -> list[Addressed]:
         return decode_addressed(self.heard.readline())
 
-    def answers(self, *numbers: int) -> dict[int, list[CompletionReply]]:
+    def answers(self, *numbers: int) -> dict[int, list[Reply]]:
         """All replies to these requests, and to no others."""
-        found: dict[int, list[CompletionReply]] = {number: [] for number in numbers}
+        found: dict[int, list[Reply]] = {number: [] for number in numbers}
         while not all(replies and not isinstance(replies[-1], Piece) for replies in found.values()):
             for number, reply in self.hear():
                 found[number].append(reply)
@@ -131,7 +134,7 @@ def test_a_request_before_the_model_is_there_is_told_so() -> None:
     line = Line(FakeEngine(status="loading"))
     try:
         line.complete(1, "one")
-        assert line.hear() == [(1, Failed(error="model is still loading (25%), wait for /health to say ready", status=503))]
+        assert line.hear() == [(1, Failed(error=LOADING, status=503, lacks_model=True))]
     finally:
         line.close()
 
@@ -170,7 +173,7 @@ def test_a_request_cancelled_before_the_engine_has_it_is_cancelled_there(monkeyp
     line = Line(FakeEngine())
     submit = line.engine.submit
 
-    def slowly(request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> Any:
+    def slowly(request: CompletionRequest, emit: Callable[[Reply], None]) -> Any:
         time.sleep(0.1)
         return submit(request, emit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.runner.fake_engine import FakeEngine
@@ -22,8 +24,8 @@ from tests.unit.runner.fake_engine import FakeEngine
 from puna.errors import FileFormatError
 from puna.runner.guard import exit_with_parent
 from puna.runner.main import parse
-from puna.runner.serve import StartingEngine
-from puna.wire import LoadOptions, LoadRequest
+from puna.runner.starting import StartingEngine
+from puna.wire import Failed, LoadOptions, LoadRequest, decode_reply
 
 ROOT = Path(__file__).parents[3]
 RUNNER = [sys.executable, "-m", "tests.unit.runner.fake_engine", "--model", "fake.gguf"]
@@ -36,8 +38,9 @@ def runner(
     process = subprocess.Popen([*command, *args], cwd=ROOT, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        port = json.loads(process.stdout.readline())["port"]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+        said = json.loads(process.stdout.readline())
+        key = {"authorization": f"Bearer {said['key']}"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{said['port']}", timeout=PATIENCE_S, headers=key) as client:
             yield process, client
     finally:
         process.kill()
@@ -71,7 +74,7 @@ def test_a_signal_ends_streams_properly_and_the_process_with_status_0(number: in
             received = stream.iter_lines()
             next(received)
             process.send_signal(number)
-            assert json.loads(list(received)[-1]) == {"type": "failed", "error": "the runner is ending", "status": 503}
+            assert decode_reply(list(received)[-1]) == Failed(error="the runner is ending", status=503)
         assert process.wait(PATIENCE_S) == 0
 
 
@@ -121,8 +124,9 @@ def test_a_runner_does_not_outlive_a_killed_parent() -> None:
         assert parent.stdout is not None
         assert parent.stderr is not None
         pid = int(parent.stderr.readline())
-        port = json.loads(parent.stdout.readline())["port"]  # the runner writes into its parent's pipe
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        said = json.loads(parent.stdout.readline())  # the runner writes into its parent's pipe
+        port, key = said["port"], {"authorization": f"Bearer {said['key']}"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=key) as client:
             wait_for_status(client, "launched")
         parent.kill()
         try:
@@ -218,49 +222,152 @@ def test_an_engine_that_cannot_start_shows_in_health(make: Any, load: LoadReques
     assert (engine.health().status, engine.health().error) == ("error", error)
 
 
+class Child:
+    """A runner at the other end of a socket, as a server has it."""
+
+    def __init__(self, *args: str) -> None:
+        self.own, end = socket.socketpair()
+        with end:
+            self.process = subprocess.Popen([*RUNNER[:3], *args], cwd=ROOT, stdin=end.fileno())
+        self.own.settimeout(PATIENCE_S)
+        self._lines = self.own.makefile("rb")
+        self._numbers = itertools.count()
+        self.greeting = self._lines.readline()
+
+    def ask(self, path: str, **body: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        self.own.sendall(json.dumps({"type": "ask", "id": number, "path": path, "body": body}).encode() + b"\n")
+        [[found, reply]] = json.loads(self._lines.readline())
+        assert found == number
+        answer: dict[str, Any] = reply
+        return answer
+
+    def wait_for_status(self, status: str) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            health: dict[str, Any] = self.ask("/health")["body"]
+            if health["status"] == status:
+                return health
+            assert time.monotonic() < deadline, health
+            time.sleep(0.02)
+
+    def lines(self, prompt: str) -> Iterator[dict[str, Any]]:
+        """The replies to a completion, as they come."""
+        command = {"type": "complete", "id": next(self._numbers), "request": {"prompt": prompt}}
+        self.own.sendall(json.dumps(command).encode() + b"\n")
+        while True:
+            for _, reply in json.loads(self._lines.readline()):
+                yield reply
+                if reply["type"] != "piece":
+                    return
+
+    def close(self) -> None:
+        self._lines.close()
+        self.own.close()
+
+
+@contextmanager
+def child(*args: str) -> Iterator[Child]:
+    child = Child(*args)
+    try:
+        yield child
+    finally:
+        child.close()
+        child.process.kill()
+        child.process.wait()
+
+
+def test_a_child_greets_and_answers_over_its_socket_alone() -> None:
+    with child("--channel", "--model", "fake.gguf") as runner:
+        assert runner.greeting == b"[]\n"
+        runner.wait_for_status("launched")
+        assert runner.ask("/tokenize", content="ab") == {
+            "type": "failed",
+            "error": "model is not loaded, POST /load first",
+            "status": 503,
+            "lacks_model": True,
+        }
+        assert runner.ask("/load", options={"n_ctx": 2048})["body"]["n_ctx"] == 2048
+        assert runner.ask("/tokenize", content="ab")["body"] == {"tokens": [1, 97, 98]}
+        assert runner.ask("/embedding", inputs=["abc"])["body"]["embeddings"] == [[3.0, 0.5]]
+        assert runner.ask("/load", operation="burn")["status"] == 400
+        assert runner.ask("/nothing")["status"] == 404
+        assert [c for c in psutil.Process(runner.process.pid).net_connections() if c.status == psutil.CONN_LISTEN] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_childs_requests_properly_and_the_process_with_status_0(number: int) -> None:
+    with child("--channel", "--model", "fake.gguf", "--load") as runner:
+        runner.wait_for_status("ready")
+        replies = runner.lines("count 1000000")
+        next(replies)
+        runner.process.send_signal(number)
+        *_, last = replies
+        assert (last["type"], last["error"], last["status"]) == ("failed", "the runner is ending", 503)
+        assert runner.process.wait(PATIENCE_S) == 0
+
+
+def test_a_child_ends_with_its_parent() -> None:
+    with child("--channel", "--model", "fake.gguf", "--load") as runner:
+        runner.wait_for_status("ready")
+        runner.close()
+        assert runner.process.wait(PATIENCE_S) == 0
+
+
+def test_a_child_imports_nothing_of_http() -> None:
+    """It takes time at every load, and memory as long as the model stays."""
+    code = (
+        "import os, socket, sys, threading, time\n"
+        "own, end = socket.socketpair()\n"
+        "os.dup2(end.fileno(), 0)\n"
+        "import puna.runner.main as main\n"
+        "from tests.unit.runner.fake_engine import FakeEngine\n"
+        "def look():\n"
+        "    own.recv(10)\n"
+        '    own.sendall(b\'{"type": "ask", "id": 1, "path": "/health"}\\n\')\n'
+        "    own.recv(10)\n"
+        "    print([m for m in ('asyncio', 'uvicorn', 'starlette', 'httptools') if m in sys.modules], flush=True)\n"
+        "    os._exit(0)\n"
+        "threading.Thread(target=look).start()\n"
+        "main.main(['--model', 'x', '--channel'], lambda path: FakeEngine())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_a_spare_gets_ready_and_becomes_the_runner_of_the_model_that_is_named() -> None:
-    with runner("--load", command=[*RUNNER[:3], "--spare"]) as (process, client):
-        assert client.get("/health").json()["status"] == "launched"
-        assert process.stdin is not None
+    with child("--spare", "--load") as runner:
+        assert runner.ask("/health")["body"]["status"] == "launched"
         for part in (b'{"type": "mod', b'el", "path": "named.gguf"}\n', b"and more\n"):
-            process.stdin.write(part)
-            process.stdin.flush()
+            runner.own.sendall(part)
             time.sleep(0.05)
-        wait_for_status(client, "ready")
-        assert client.post("/completion", json={"prompt": "one"}).status_code == 200
-        process.stdin.close()
-        assert process.wait(PATIENCE_S) == 0
+        runner.wait_for_status("ready")
+        assert [reply["type"] for reply in runner.lines("one")] == ["piece", "done"]
+        runner.close()
+        assert runner.process.wait(PATIENCE_S) == 0
 
 
 def test_a_spare_that_is_told_nonsense_says_so() -> None:
-    with runner("--load", command=[*RUNNER[:3], "--spare"]) as (process, client):
-        assert process.stdin is not None
-        process.stdin.write(b'{"type": "model", "path": 7}\n')
-        process.stdin.flush()
-        assert "no model is named in b'{" in wait_for_status(client, "error")["error"]
+    with child("--spare", "--load") as runner:
+        runner.own.sendall(b'{"type": "model", "path": 7}\n')
+        assert "no model is named in b'{" in runner.wait_for_status("error")["error"]
 
 
 def test_an_idle_spare_ends_with_its_parent_and_at_a_signal() -> None:
     for is_told in (True, False):
-        with runner(command=[*RUNNER[:3], "--spare"]) as (process, client):
-            wait_for_status(client, "launched")
-            assert process.stdin is not None
-            process.terminate() if is_told else process.stdin.close()
-            assert process.wait(PATIENCE_S) == 0
+        with child("--spare") as runner:
+            runner.wait_for_status("launched")
+            runner.process.terminate() if is_told else runner.close()
+            assert runner.process.wait(PATIENCE_S) == 0
 
 
-def test_a_spare_needs_a_pipe() -> None:
-    done = subprocess.run(
-        [*RUNNER[:3], "--spare"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 1
-    assert "--spare needs a pipe" in done.stderr
+@pytest.mark.parametrize("arguments", [["--spare"], ["--channel", "--model", "fake.gguf"]])
+@pytest.mark.parametrize("stdin", [subprocess.DEVNULL, subprocess.PIPE])
+def test_a_channel_needs_a_socket(arguments: list[str], stdin: int) -> None:
+    with subprocess.Popen([*RUNNER[:3], *arguments], cwd=ROOT, stdin=stdin, stderr=subprocess.PIPE, text=True) as process:
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "need a socket as standard input" in said
 
 
 def test_a_spare_has_imported_all_that_a_load_uses() -> None:

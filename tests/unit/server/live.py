@@ -90,6 +90,7 @@ class Live:
         assert not thread.is_alive()
 
     async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
         await self.server.serve(sockets=[self.listener])
         assert not self.scheduler._loaded
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

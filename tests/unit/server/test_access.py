@@ -4,9 +4,11 @@ import io
 import logging
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -214,3 +216,36 @@ def test_the_command_line_knows_the_file_of_keys(tmp_path: Path) -> None:
         [sys.executable, "-m", "puna", "list", "--json"], env=environ, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_only_who_manages_pins_models_or_takes_pinned_ones_away(tmp_path: Path) -> None:
+    live = Live(tmp_path, api_keys=("admin", "app inference"), max_loaded_models=1)
+    live.add("hello")
+    live.add("other")
+
+    def ask(key: str, path: str = "/api/chat", **body: Any) -> httpx.Response:
+        body = {"model": "hello", "messages": HI, "prompt": "Hi", "stream": False, **body}
+        return live.post(path, body, headers={"authorization": f"Bearer {key}"})
+
+    def left_s() -> float:
+        [model] = live.client.get("/api/ps", headers={"authorization": "Bearer app"}).json()["models"]
+        return (datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)).total_seconds()
+
+    with live.running():
+        for path in ("/api/chat", "/api/generate"):
+            refused = ask("app", path, keep_alive=-1)
+            assert (refused.status_code, "keep_alive" in refused.json()["error"]) == (403, True)
+        refused = ask("app", "/api/embed", keep_alive="-1m", input=[])
+        assert refused.status_code == 403
+        assert ask("app", keep_alive=600).status_code == 200
+        assert 500 < left_s() < 601
+        assert ask("admin", keep_alive=-1).status_code == 200
+        assert left_s() > 10**8
+        assert ask("app", keep_alive=1).status_code == 200
+        assert left_s() > 10**8, "who may not pin may not take the pin away"
+        assert ask("app", messages=[], keep_alive=0).status_code == 403
+        assert ask("app", "/api/generate", prompt="", keep_alive=0).status_code == 403
+        assert ask("app", model="other").status_code == 503
+        assert ask("admin", messages=[], keep_alive=0).json()["done_reason"] == "unload"
+        assert ask("app", model="other").status_code == 200
+        assert ask("app", model="other", messages=[], keep_alive=0).json()["done_reason"] == "unload"

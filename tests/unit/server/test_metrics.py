@@ -6,7 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from puna.server import metrics
 from tests.patience import wait_until
+from tests.tiny import write_llama
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import HI
 
@@ -29,8 +31,9 @@ def test_what_is_counted(tmp_path: Path) -> None:
             assert live.post(path, {"model": "hello", "messages": HI, "input": "Hi"}).status_code == 200
         live.post("/v1/messages", {"model": "hello", "messages": HI, "max_tokens": 9})
         live.post("/api/chat", {"model": "broken", "messages": HI})
-        with pytest.raises(httpx.ReadTimeout):
-            live.post("/api/chat", {"model": "slow", "messages": HI, "stream": False}, timeout=0.5)
+        with live.client.stream("POST", "/api/chat", json={"model": "slow", "messages": HI}) as response:
+            lines = response.iter_lines()  # a name of its own: collected, it would close the connection
+            next(lines)
         cancelled = 'puna_requests_total{model="slow:latest",outcome="cancelled"}'
         wait_until(lambda: samples(live).get(cancelled) == 1.0)
         found = samples(live)
@@ -87,3 +90,24 @@ def test_the_cache_and_the_queue_of_each_runner_are_seen(tmp_path: Path) -> None
         assert found['puna_runner_steps_total{model="hello:latest"}'] >= 0
         assert found['puna_thought_tokens_total{model="hello:latest"}'] == 3
         assert found["process_resident_memory_bytes"] > 1e6
+
+
+def test_labels_hold_no_paths_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MAX_LABELS", 3)
+    live = Live(tmp_path)
+    for number in range(5):
+        live.add(f"model{number}")
+    files = [write_llama(tmp_path / f"{name}.gguf", n_layers=1, metadata={"general.tag": name}) for name in ("one", "two")]
+    for file in files:
+        live.follow(file)
+    with live.running():
+        for model in [*(f"model{number}" for number in range(5)), *map(str, files)]:
+            assert live.post("/api/generate", {"model": model, "prompt": "Hi", "stream": False}).status_code == 200
+        found = samples(live)
+        assert str(tmp_path) not in live.client.get("/metrics").text
+    counted = {name: n for name, n in found.items() if name.startswith("puna_generated_tokens_total")}
+    assert counted == {
+        **{f'puna_generated_tokens_total{{model="model{number}:latest"}}': 4 for number in range(3)},
+        'puna_generated_tokens_total{model="(other)"}': 8,
+        'puna_generated_tokens_total{model="(file)"}': 8,
+    }

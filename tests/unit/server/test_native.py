@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -513,3 +514,23 @@ def test_a_vocabulary_with_marks_for_turns_says_how_instructions_are_given(empty
         assert empty.completions(script)[-1]["prompt"].startswith("<|im_start|>user\nHi<|im_end|>")
         empty.post("/v1/completions", {"model": "base", "prompt": "Hi"})
         assert empty.completions(script)[-1]["prompt"] == "Hi"
+
+
+def test_head_is_for_few_paths(shared: Live) -> None:
+    for path in ("/", "/health", "/api/version", "/api/tags"):
+        assert shared.client.head(path).status_code == 200, path
+    for path in ("/api/ps", "/api/status", "/v1/models", "/v1/models/hello", "/metrics", "/openapi.json", "/api/chat"):
+        response = shared.client.head(path)
+        assert response.status_code == 405, path
+        assert "HEAD" not in response.headers["allow"]
+
+
+def test_who_leaves_in_the_middle_of_a_body_is_no_error(shared: Live, caplog: pytest.LogCaptureFixture) -> None:
+    digest = "0" * 64
+    with caplog.at_level("INFO"):
+        for path in ("/api/chat", "/v1/messages", f"/api/blobs/sha256:{digest}"):
+            with socket.create_connection(("127.0.0.1", shared.port)) as client:
+                client.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        wait_until(lambda: caplog.text.count("499 POST") >= 3)
+    assert "Traceback" not in caplog.text
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]

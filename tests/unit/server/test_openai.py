@@ -92,7 +92,7 @@ def test_completion(shared: Live) -> None:
         ({"max_completion_tokens": 1}, {"n_predict": 1}),
         ({"max_completion_tokens": 1, "max_tokens": 3}, {"n_predict": 3}),
         ({"stop": "x"}, {"stop": ["x"]}),
-        ({"stop": ["x", 1, "y"]}, {"stop": ["x", "y"]}),
+        ({"stop": ["x", "y"]}, {"stop": ["x", "y"]}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
         ({"n": 1, "user": "u", "logit_bias": {}, "store": True, "tool_choice": "auto"}, {"stop": []}),
     ],
@@ -212,3 +212,13 @@ def test_there_are_no_accounts(shared: Live) -> None:
     assert shared.client.get("/api/status").json() == {"cloud": {"disabled": True, "source": "none"}}
     assert (shared.post("/api/me", {}).status_code, shared.post("/api/me", {}).json()) == (401, {"error": "unauthorized"})
     assert shared.post("/api/signout", {}).json() == {"error": "you are not currently signed in"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("stop", [["a", 5], [None], 5, {"a": 1}, [["a"]]])
+def test_stop_sequences_are_texts(shared: Live, path: str, stop: Any) -> None:
+    refused = shared.post(path, {"model": "hello", "messages": HI, "prompt": "Hi", "stop": stop})
+    assert refused.status_code == 400
+    assert "stop" in refused.json()["error"]["message"]
+    for sound in ("a", ["a", "b"], [], None):
+        assert shared.post(path, {"model": "hello", "messages": HI, "prompt": "Hi", "stop": sound}).status_code == 200

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.patience import wait_until
 from tests.unit.runner.fake_engine import FakeEngine
-from tests.unit.runner.test_app import serving
+from tests.unit.runner.test_http import serving
 
 
 @pytest.fixture

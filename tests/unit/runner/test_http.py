@@ -1,4 +1,4 @@
-"""The runner's HTTP interface on a real server, over an engine without a model."""
+"""The runner's HTTP door on a real server, over an engine without a model."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ import pytest
 from tests.patience import PATIENCE_S, wait_until
 from tests.unit.runner.fake_engine import FakeEngine, done
 
-from puna.runner import app
-from puna.runner.app import Replies
+from puna.runner import http as http_module
+from puna.runner.http import Replies, make_server
 from puna.runner.main import listen
-from puna.runner.serve import make_server
-from puna.wire import CompletionReply, Done, Failed, Piece, decode_reply
+from puna.wire import CompletionReply, Done, Failed, Piece, Reply, decode_reply
+
+KEY = "a-key"
+HEAD = f"POST /completion HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n".encode()
 
 
 @contextmanager
 def serving(engine: FakeEngine) -> Iterator[httpx.Client]:
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = make_server(engine)
+    server = make_server(engine, KEY)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S, headers={"authorization": f"Bearer {KEY}"}) as client:
             yield client
     finally:
         server.should_exit = True
@@ -133,15 +135,22 @@ def test_unknown_paths_and_methods_answer_in_json(client: httpx.Client) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(http_module, "MAX_BODY_BYTES", 1000)
     for path in ("/completion", "/load", "/tokenize", "/detokenize"):
         assert client.post(path, content=b"{" + b" " * 1000).status_code == 413
 
 
-def test_web_pages_are_refused(client: httpx.Client, engine: FakeEngine) -> None:
-    response = client.post("/completion", json={"prompt": "one"}, headers={"Origin": "http://example.com"})
-    assert (response.status_code, response.json()) == (403, {"error": "a runner does not serve web pages"})
+@pytest.mark.parametrize("given", ["", "Bearer", "Bearer another", "a-key", "Basic a-key", "Bearer a-key2"])
+@pytest.mark.parametrize("path", ["/completion", "/load", "/embedding", "/tokenize", "/health", "/metrics", "/nothing"])
+def test_without_the_key_nothing_is_had(client: httpx.Client, engine: FakeEngine, path: str, given: str) -> None:
+    body = {"operation": "close", "prompt": "one", "inputs": ["a"], "content": "a"}
+    response = client.request(
+        "GET" if path in ("/health", "/metrics") else "POST", path, json=body, headers={"authorization": given}
+    )
+    assert response.status_code == 401
+    assert "key" in response.json()["error"]
     assert engine.handles == []
+    assert engine.is_loaded
 
 
 def test_metrics_count_what_happened(client: httpx.Client) -> None:
@@ -149,16 +158,16 @@ def test_metrics_count_what_happened(client: httpx.Client) -> None:
         client.post("/completion", json={"prompt": prompt})
     with client.stream("POST", "/completion", json={"prompt": "flood"}) as stream:
         next(stream.iter_raw())
-    wait_until(lambda: "abandoned" in client.get("/metrics").json()["completions"])
+    wait_until(lambda: "cancelled" in client.get("/metrics").json()["completions"])
     metrics = client.get("/metrics").json()
     assert metrics["status"] == "ready"
     assert metrics["completions"] == {
         "requests": 5,
         "stop": 1,
         "failed": 3,
-        "abandoned": 1,
-        "prompt_tokens": 3,
-        "cached_tokens": 1,
+        "cancelled": 1,
+        "prompt_tokens": 6,
+        "cached_tokens": 2,
         "generated_tokens": 7,
     }
 
@@ -169,7 +178,7 @@ def test_a_client_that_leaves_cancels_at_once(client: httpx.Client, engine: Fake
     address = (str(client.base_url.host), client.base_url.port or 0)
     body = json.dumps({"prompt": prompt}).encode()
     with socket.create_connection(address) as connection:
-        connection.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         wait_until(lambda: engine.handles)
         if prompt != "silent":
             assert connection.recv(10).startswith(b"HTTP/1.1")
@@ -180,7 +189,7 @@ def test_a_client_that_leaves_cancels_at_once(client: httpx.Client, engine: Fake
 def test_a_client_that_leaves_before_its_body_is_complete_costs_nothing(client: httpx.Client, engine: FakeEngine) -> None:
     address = (str(client.base_url.host), client.base_url.port or 0)
     with socket.create_connection(address) as connection:
-        connection.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
     assert lines(client.post("/completion", json={"prompt": "one"}))[0] == Piece(content="one")
     assert len(engine.handles) == 1
 
@@ -189,7 +198,7 @@ def test_a_reader_who_does_not_read_delays_nobody_and_fails_in_the_end(
     client: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Replies.__init__
-    monkeypatch.setattr(Replies, "__init__", lambda self, loop: original(self, loop, max_queued=2_000_000))
+    monkeypatch.setattr(Replies, "__init__", lambda self, loop, full: original(self, loop, full, max_queued=2_000_000))
     with client.stream("POST", "/completion", json={"prompt": "flood"}) as stream:
         wait_until(lambda: engine.handles)
         assert len(lines(client.post("/completion", json={"prompt": "count 50"}))) == 51
@@ -206,7 +215,7 @@ def test_fifty_requests_at_once_end_exactly_once_each(client: httpx.Client) -> N
         return lines(await session.post("/completion", json={"prompt": prompt}))
 
     async def ask_all() -> list[list[CompletionReply]]:
-        async with httpx.AsyncClient(base_url=client.base_url, timeout=PATIENCE_S) as session:
+        async with httpx.AsyncClient(base_url=client.base_url, headers=client.headers, timeout=PATIENCE_S) as session:
             return await asyncio.gather(*(ask(session, prompt) for prompt in prompts))
 
     for prompt, replies in zip(prompts, asyncio.run(ask_all()), strict=True):
@@ -231,8 +240,8 @@ def test_replies_survive_any_interleaving_of_threads() -> None:
     """No reply is lost or doubled when the engine and the reader race for every one of them."""
     n = 20000
 
-    async def read() -> list[CompletionReply]:
-        replies = Replies(asyncio.get_running_loop())
+    async def read() -> list[Reply]:
+        replies = Replies(asyncio.get_running_loop(), lambda: None)
 
         def produce() -> None:
             for i in range(n):
@@ -244,7 +253,7 @@ def test_replies_survive_any_interleaving_of_threads() -> None:
 
         thread = threading.Thread(target=produce)
         thread.start()
-        result: list[CompletionReply] = []
+        result: list[Reply] = []
         while not result or isinstance(result[-1], Piece):
             result += await replies.take()
         thread.join()
@@ -256,7 +265,7 @@ def test_replies_survive_any_interleaving_of_threads() -> None:
 
 def test_a_reply_after_the_event_loop_is_closed_is_dropped() -> None:
     async def make() -> Replies:
-        replies = Replies(asyncio.get_running_loop())
+        replies = Replies(asyncio.get_running_loop(), lambda: None)
         take = asyncio.create_task(replies.take())
         await asyncio.sleep(0)
         take.cancel()
