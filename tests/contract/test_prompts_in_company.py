@@ -10,7 +10,8 @@ import pytest
 
 from puna.runner.engine import Engine
 from puna.runner.request import Request
-from tests.contract.test_engine import Answer, check_integrity, started, wait_for
+from tests.contract.test_engine import Answer, check_integrity, started
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 
 STORY = "a little girl who liked to read books and she said that reading is the best thing in the whole world "
@@ -40,7 +41,7 @@ class Company:
         self._engine, self._n_short = engine, n_short
         # Whoever comes after may not wait for a prefix of these.
         self.decoding = [Answer(engine, f"{i} {i} {i} is a number", n_predict=4000) for i in range(n_decoding)]
-        wait_for(lambda: all(answer.text for answer in self.decoding))
+        wait_until(lambda: all(answer.text for answer in self.decoding))
         engine.after_step(self._note)
         self.long = Answer(engine, LONG, n_predict=4)
 
@@ -57,7 +58,7 @@ class Company:
             assert answer.done().eval_count == 4
         for answer in self.decoding:
             answer.handle.cancel()
-            assert answer.ended.wait(20)
+            assert answer.ended.wait(PATIENCE_S)
 
 
 def test_a_short_prompt_beside_a_long_one_gets_its_first_token_within_two_steps(engine: Engine) -> None:
