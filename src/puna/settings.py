@@ -173,6 +173,12 @@ class Settings:
     gpu_overhead: int = _setting("OLLAMA_GPU_OVERHEAD", _unsigned, 0, "bytes to leave free on each GPU")
     sched_spread: bool = _setting("OLLAMA_SCHED_SPREAD", _boolean, False, "spread each model over all GPUs")
     context_length: int = _setting("OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context length (0: 4096)")
+    token_gap: float = _setting(
+        "PUNA_TOKEN_GAP",
+        _timeout,
+        0.15,
+        "how long answers may wait for their next token while prompts are computed (0: any time)",
+    )
     build_ahead: bool = _setting(
         "PUNA_BUILD_AHEAD", _boolean, False, "build the next step's graph while one is computed, for a GPU or a spare core"
     )

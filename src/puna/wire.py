@@ -217,6 +217,7 @@ class LoadOptions(Message, frozen=True):
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] = "f16"
     flash_attention: bool = True  # False: step by step, for devices without the fused operation
     attic_bytes: int = 0  # of the host's memory, beside all else, for prefixes that lose their place in the cache
+    token_gap_s: float = 0.15  # how long answers may wait for their next token while prompts are computed; 0: any time
     build_ahead: bool = False  # the next step's graph while a step is computed: takes the working memory twice
     use_mmap: bool | None = None  # None: a small file is read into memory where that makes it faster
     gpu_layers: list[DeviceLayers] = []

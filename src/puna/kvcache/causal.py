@@ -7,6 +7,7 @@ ranges are equally far apart and about equally long are read by one call, as one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import Attended, Limits, Saved
 from puna.kvcache.cache import NotSupported as NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells, padded
+from puna.kvcache.masks import HIDDEN, show
 from puna.kvcache.reach import Reach
 from puna.kvcache.rotation import Rotation, key_rotation, value_rotation
 from puna.kvcache.rows import Bytes, Pool, pieces, read_rows, write_rows
@@ -110,6 +112,7 @@ class CausalCache:
         self._batch: Batch | None = None
         self._row_input: Tensor | None = None
         self._mask_inputs: list[Tensor] = []
+        self._staging = np.zeros(0, np.float16)
 
     def _rotations(self) -> tuple[Rotation | None, Rotation | None]:
         if self._dtype not in (DType.Q8_0, DType.Q4_0):
@@ -235,23 +238,34 @@ class CausalCache:
         assert self._batch is not None, "a reserved graph is never computed"
         ctx.set(self._row_input, self._rows)
         for view, mask in zip(self._views, self._mask_inputs, strict=True):
-            ctx.set(mask, self._mask(view, self._batch))
+            shape = view.n_sequences, view.n_rows, view.n_cells
+            memory = ctx.memory(mask)
+            values = self._staged(shape) if memory is None else np.frombuffer(memory, np.float16).reshape(shape)
+            self._write_mask(values, view, self._batch)
+            if memory is None:
+                ctx.set(mask, values)
 
-    def _mask(self, view: View, batch: Batch) -> npt.NDArray[np.float16]:
+    def _staged(self, shape: tuple[int, ...]) -> npt.NDArray[np.float16]:
+        """Memory for a mask on its way to a device; kept, since the system takes longer to give it than writing takes."""
+        size = math.prod(shape)
+        if size > self._staging.size:
+            self._staging = np.empty(size, np.float16)
+        return self._staging[:size].reshape(shape)
+
+    def _write_mask(self, mask: npt.NDArray[np.float16], view: View, batch: Batch) -> None:
         """0 where a row sees a cell, -inf elsewhere: [n_sequences, n_rows, n_cells] in numpy's order."""
-        mask = np.full((view.n_sequences, view.n_rows, view.n_cells), -np.inf, np.float16)
         for i in range(view.n_sequences):
             row, begin = view.row + i * view.n_rows, view.begin + i * view.stride
             cells = slice(begin, begin + view.n_cells)
             self._show(mask[i], int(batch.sequences[row]), batch.positions[row : row + view.n_rows], cells)
         for begin, end in batch.spans:
             self._show_span(mask, view, begin, end)
-        return mask
 
     def _show(self, rows: npt.NDArray[np.float16], sequence: int, positions: npt.NDArray[np.int32], cells: slice) -> None:
-        """Write 0 where the rows of a sequence, at these positions, see one of these cells: [n_rows, n_cells]."""
+        """Write which of these cells the rows of a sequence, at these positions, see: [n_rows, n_cells]."""
         position = int(positions[0])
         if len(rows) == 1 and position + 1 == self.cells.nexts[sequence]:  # it sees all that the sequence holds
+            rows[0].fill(HIDDEN)
             np.copyto(rows[0], 0, where=self.cells.members[sequence, cells])
             first = self.reach.first(position)
             if first > self.cells.firsts[sequence]:  # but for what lies out of reach
@@ -259,11 +273,7 @@ class CausalCache:
             return
         # A position that no row can reach stands for what the sequence does not own.
         held = np.where(self.cells.members[sequence, cells], self.cells.positions[cells], np.int32(END))
-        wanted = positions[:, None]
-        seen = held <= wanted
-        if self.reach.is_bounded:
-            seen &= held >= self.reach.first(wanted)
-        np.copyto(rows, 0, where=seen)
+        show(rows, positions, held, self.reach)
 
     def _show_span(self, mask: npt.NDArray[np.float16], view: View, begin: int, end: int) -> None:
         """Let the rows [begin, end) see each other, whatever their positions."""

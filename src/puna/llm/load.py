@@ -14,7 +14,7 @@ from typing import Literal, cast
 
 from puna import host
 from puna.api.options import Options
-from puna.settings import Settings
+from puna.settings import FOREVER, Settings
 from puna.wire import LoadOptions
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def wanted_load(
         kv_cache_type=kv_cache_type(settings),
         flash_attention=settings.flash_attention,
         attic_bytes=_default_attic() if settings.attic is None else settings.attic,
+        token_gap_s=0.0 if settings.token_gap == FOREVER else settings.token_gap,
         build_ahead=settings.build_ahead,
         use_mmap=options.use_mmap,
         adapters=[str(path) for path in adapters],

@@ -65,6 +65,9 @@ class Context(Protocol):
         """
 
     def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None: ...
+    def memory(self, tensor: Tensor) -> memoryview | None:
+        """An input's own bytes, to be written in place of setting it, until the compute; None where the host cannot."""
+
     def compute(self) -> bool:
         """Run; False when it was aborted on request."""
 

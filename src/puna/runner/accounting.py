@@ -1,4 +1,4 @@
-"""What a model takes of the runner's own memory, beside what its engine reports: vocabulary, masks, logits, conversions.
+"""What a model takes of the runner's own memory, beside what its engine reports: vocabulary, logits, conversions.
 
 None of it can be asked for before it is there, so it is reckoned, with constants measured on libllama b0c1e57 (ggml
 0.25.3) with eight vocabularies from 32,000 to 262,144 tokens. ``tests/e2e/test_memory.py`` compares the sum with what a
@@ -19,15 +19,11 @@ _VOCABULARY_BYTES = 2_700_000  # whatever its size
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 229, 74
 _BYTES_PER_UNMERGED_TOKEN = 76  # of vocabularies without merges
 
-_MASK_BYTES = 3  # per token of a batch and cell: what is seen, then as F16
-
 
 def with_host(report: MemoryReport, opened: Opened) -> MemoryReport:
     """The report, with what the process takes beside it."""
     file, limits = opened.backend.file, opened.limits
     host = _vocabulary(file) + _rows(file, limits.n_batch) + 4 * limits.max_sequences * opened.n_vocab
-    if opened.choice.engine == "puna":
-        host += _MASK_BYTES * limits.n_batch * limits.n_ctx
     return msgspec.structs.replace(report, host=report.host + host)
 
 

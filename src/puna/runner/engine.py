@@ -6,7 +6,9 @@ Knows nothing of HTTP. Requests come from any thread through ``submit``; their r
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,12 +35,14 @@ from puna.runner.foresight import next_batch
 from puna.runner.groups import cut, without
 from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.model_file import ModelFile
+from puna.runner.pace import UNBOUNDED, work
 from puna.runner.request import Request
 from puna.runner.sampling import sample
 from puna.runner.schedule import schedule
 from puna.runner.service import NotLoaded
 from puna.runner.slots import Slots
 from puna.runner.step import Forward
+from puna.runner.step_times import StepTimes
 from puna.runner.stops import stopping
 from puna.wire import (
     CompletionReply,
@@ -76,6 +80,8 @@ class Engine:
         self._work = threading.Condition(self._lock)
         self._loaded: Loaded | None = None
         self._slots: Slots | None = None
+        self._times = StepTimes(math.inf)
+        self._pace = UNBOUNDED  # of the step at hand
         self._waiting: deque[Waiting] = deque()
         self._running: list[Task] = []
         self._in_step: Sequence[Task] = ()
@@ -146,6 +152,7 @@ class Engine:
         self._loaded = loaded
         attic = loaded.attic(request.options.attic_bytes)
         self._slots = Slots(loaded.cache, loaded.n_parallel, loaded.limits.max_sequences, attic)
+        self._times = StepTimes(request.options.token_gap_s or math.inf)
         self._health = Health(status="loading")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -283,7 +290,10 @@ class Engine:
             with self._lock:
                 waiting = [r.tokens for r in self._waiting if isinstance(r, Request)]
             progress = [stopping(r, waiting, loaded.prompt_tail) if isinstance(r, Request) else r.progress for r in active]
-        counts = schedule_whole(progress, PACKED_TOKENS) if loaded.is_encoder else schedule(progress, loaded.limits.n_batch)
+        has_prompts = loaded.pooling is Pooling.NONE and any(p.n_behind > 1 for p in progress)
+        self._pace = self._times.pace if has_prompts else UNBOUNDED
+        n_batch = loaded.limits.n_batch
+        counts = schedule_whole(progress, PACKED_TOKENS) if loaded.is_encoder else schedule(progress, n_batch, self._pace)
         # Rows of neighbouring sequences stand together, so that the cache can read them with one view.
         wanted = sorted(((r, n) for r, n in zip(active, counts, strict=True) if n), key=lambda pair: pair[0].slot)
         chosen = make_room(wanted, loaded.cache, self._slots)
@@ -341,6 +351,8 @@ class Engine:
         self._slots.replace(request.slot, request.tokens, request.n_computed)
 
     def _compute(self, loaded: Loaded, chosen: list[tuple[Request, int]]) -> None:
+        began = time.perf_counter()
+        done = work((request.n_computed, count) for request, count in chosen)
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []
@@ -355,7 +367,7 @@ class Engine:
                 outputs.append(len(tokens) - 1)
                 finishing.append(request)
         if isinstance(loaded.forward, Forward) and loaded.forward.builds_ahead:
-            loaded.forward.expect(next_batch(chosen, loaded.limits.n_batch))
+            loaded.forward.expect(next_batch(chosen, loaded.limits.n_batch, self._pace))
         # A graph without outputs would have no end; a row that nobody wants is cheap.
         logits = loaded.forward(batch(tokens, positions, sequences, outputs or [len(tokens) - 1]))
         if logits is None:
@@ -365,6 +377,7 @@ class Engine:
         for request, count in chosen:
             request.n_computed += count
         sample(logits, finishing)
+        self._times.note(done, time.perf_counter() - began)
 
     def _retire(self) -> None:
         """Give back the slots of requests that ended; their computed tokens stay for the next with the same prefix."""

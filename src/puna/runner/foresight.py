@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from puna.kvcache.batch import Batch, batch
+from puna.runner.pace import UNBOUNDED, Pace
 from puna.runner.request import Request
 from puna.runner.schedule import Progress, schedule
 
 
-def next_batch(chosen: Sequence[tuple[Request, int]], n_batch: int) -> Batch:
+def next_batch(chosen: Sequence[tuple[Request, int]], n_batch: int, pace: Pace = UNBOUNDED) -> Batch:
     """*chosen* is the step at hand, requests with the number of their tokens in it; the result has 0 for every token."""
     ends = [request.n_computed + count for request, count in chosen]
     # Whoever has all tokens computed gets one more.
@@ -20,7 +21,7 @@ def next_batch(chosen: Sequence[tuple[Request, int]], n_batch: int) -> Batch:
     positions: list[int] = []
     sequences: list[int] = []
     outputs: list[int] = []
-    for (request, _), end, n_wanted, count in zip(chosen, ends, wanted, schedule(progress, n_batch), strict=True):
+    for (request, _), end, n_wanted, count in zip(chosen, ends, wanted, schedule(progress, n_batch, pace), strict=True):
         positions += range(end, end + count)
         sequences += [request.slot] * count
         if count and end + count == n_wanted:

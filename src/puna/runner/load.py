@@ -77,6 +77,7 @@ def check(options: LoadOptions) -> None:
         ("n_batch", 1, 1 << 16),
         ("n_threads", 0, 4096),
         ("attic_bytes", 0, 1 << 62),
+        ("token_gap_s", 0, 1 << 30),
     ):
         value = getattr(options, name)
         if not low <= value <= high:

@@ -69,6 +69,13 @@ def test_a_part_of_the_machine_s_memory_is_for_what_the_cache_has_no_place_for()
     assert wanted.is_served_by(LoadOptions()), "another bound is no reason to load again"
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("", 0.15), ("80ms", 0.08), ("2", 2.0), ("0", 0.0), ("soon", 0.15)])
+def test_how_long_answers_may_wait_beside_prompts_comes_from_the_environment(text: str, seconds: float) -> None:
+    wanted = wanted_load(Options(), load({"PUNA_TOKEN_GAP": text}))
+    assert wanted.options.token_gap_s == seconds
+    assert wanted.is_served_by(LoadOptions(token_gap_s=9.0)), "another pace is no reason to load again"
+
+
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
     [("0", 0), ("123", 123), ("512M", 512 << 20), ("2g", 2 << 30), ("1 GiB", None), ("1GiB", 1 << 30), ("-1", None)],

@@ -71,6 +71,10 @@ class GGMLContext:
         else:
             ggml().ggml_backend_tensor_set(address, values.ctypes.data, 0, expected)
 
+    def memory(self, tensor: Any) -> memoryview | None:
+        self.allocate()
+        return self._on_host.get(tensor.address)
+
     def allocate(self) -> None:
         if self._is_allocated:
             return
