@@ -72,9 +72,14 @@ class Request:
     def start(self) -> None:
         self._started = time.perf_counter_ns()
 
+    @property
+    def n_tokens(self) -> int:
+        """Of the vocabulary: what is beyond it in a row of logits is no token."""
+        return self._tokenizer.n_tokens
+
     def text_of(self, token: int) -> bytes:
         """What a token is called where it stands alone: control tokens have a text too."""
-        return self._tokenizer.piece(token, special=True) if token < self._tokenizer.n_tokens else b""
+        return self._tokenizer.piece(token, special=True)
 
     @property
     def forced_token(self) -> int | None:

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from tests.unit.sample.vocabulary import WordTokenizer
 
+from puna.runner import sampling
 from puna.runner.request import Request
 from puna.runner.sampling import sample
-from puna.wire import CompletionReply, CompletionRequest, Done, Piece, SamplingOptions, Thoughts
+from puna.sample.sampler import sample_batch
+from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, SamplingOptions, Thoughts
 
 TOKENIZER = WordTokenizer()
 GREEDY = SamplingOptions(temperature=0)
@@ -63,3 +65,68 @@ def test_a_forced_token_is_not_chosen_by_the_model() -> None:
     assert piece.content == "</think>"
     assert np.exp(piece.logprobs[0].logprob) < 0.01
     assert [piece.content for piece in heard if isinstance(piece, Piece)] == ["a"]
+
+
+PADDING = 40  # columns beyond the vocabulary: embeddings are often padded
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sampling": SamplingOptions(seed=1)},
+        {"sampling": SamplingOptions(seed=1, top_k=0, top_p=1.0)},
+        {"sampling": SamplingOptions(seed=1, top_k=0, top_p=0.5)},
+        {"sampling": SamplingOptions(temperature=0, repeat_penalty=1.1)},
+        {"ignore_eos": True},
+        {"grammar": Grammar(kind="regex", text="[a-z]")},
+    ],
+)
+def test_what_is_beyond_the_vocabulary_is_no_token(fields: dict[str, object]) -> None:
+    request, said = ask(logprobs=True, top_logprobs=3, n_predict=1, **fields)
+    other, heard = ask(n_predict=1)
+    row = np.full((1, TOKENIZER.n_tokens + PADDING), -30, np.float32)
+    row[0, [ord("b"), ord("c")]] = 20, 1
+    row[0, TOKENIZER.n_tokens :] = 40
+    sample(np.repeat(row, 2, axis=0), [request, other])
+    (piece,) = [reply for reply in said if isinstance(reply, Piece)]
+    assert piece.content == "b"
+    assert piece.logprobs[0].logprob > -0.01  # no probability is lost to what is no token
+    assert [entry.text for entry in piece.logprobs[0].top][:2] == [b"b", b"c"]
+    assert isinstance(said[-1], Done)
+    assert isinstance(heard[-1], Done)
+
+
+@pytest.mark.parametrize("where", ["accept", "forced_token", "banned_tokens"])
+def test_an_error_of_one_request_stays_with_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Request):
+        pass
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("one of many is broken")
+
+    monkeypatch.setattr(Broken, where, broken if where == "accept" else property(broken))
+    request, said = ask(n_predict=1)
+    request.__class__ = Broken
+    (before, first), (after, last) = ask(n_predict=1), ask(n_predict=1)
+    sample(logits_that_want(ord("a"), ord("a"), ord("a")), [before, request, after])
+    assert said == [Failed(error="one of many is broken", status=500)]
+    for replies in (first, last):
+        assert [reply.content for reply in replies if isinstance(reply, Piece)] == ["a"]
+        assert isinstance(replies[-1], Done)
+
+
+def test_an_error_in_choosing_for_many_stays_with_the_one_that_causes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    request, said = ask(n_predict=1)
+    (before, first), (after, last) = ask(n_predict=1), ask(n_predict=1)
+
+    def chosen(rows: object, samplers: list[object]) -> list[object]:
+        if request.sampler in samplers:
+            raise FloatingPointError("its options are mad")
+        return sample_batch(rows, samplers)  # type: ignore[arg-type, return-value]
+
+    monkeypatch.setattr(sampling, "sample_batch", chosen)
+    sample(logits_that_want(ord("a"), ord("a"), ord("a")), [before, request, after])
+    assert said == [Failed(error="its options are mad", status=500)]
+    assert isinstance(first[-1], Done)
+    assert isinstance(last[-1], Done)
