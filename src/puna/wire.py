@@ -33,6 +33,7 @@ M = TypeVar("M")
 
 MAX_TOP_LOGPROBS = 20
 MAX_QUEUED_CHARACTERS = 16 << 20  # text that waits for a reader who does not read
+FILL_CONTEXT = -2  # as a number of tokens to predict
 _LOGPROB_CHARACTERS = 64
 
 
@@ -79,7 +80,8 @@ class CompletionRequest(Message, frozen=True):
     prompt: str = ""
     context: list[int] = []  # tokens that precede the prompt (the deprecated memory of /api/generate)
     sampling: SamplingOptions = SamplingOptions()
-    n_predict: int = -1  # new tokens at most; below zero: until the context is full
+    n_ctx: int = 0  # tokens that prompt and answer have room for; 0, or more than the runner's: the runner's
+    n_predict: int = -1  # new tokens at most; FILL_CONTEXT: until the context is full, once; else below zero: no limit
     n_keep: int = 4  # tokens kept at the front when the prompt is truncated; below zero: all
     stop: list[str] = []
     ignore_eos: bool = False  # no token that ends the answer is written; a grammar that is complete ends it all the same
@@ -88,7 +90,7 @@ class CompletionRequest(Message, frozen=True):
     logprobs: bool = False  # of the tokens of the answer
     top_logprobs: int = 0  # so many alternatives to each, up to MAX_TOP_LOGPROBS
     truncate: bool = True  # False: a prompt that is too long is an error
-    shift: bool = True
+    shift: bool = True  # False: a context that is full ends the answer
     return_tokens: bool = False  # Done.tokens carries prompt and answer
     show_control_tokens: bool = False  # their text is part of the answer; the token that ends it never is
     request_id: str = ""
@@ -124,6 +126,7 @@ class Done(Message, frozen=True, tag_field="type", tag="done"):
     tokens: list[int] = []
     stop_sequence: str = ""  # which of the request's ended the answer
     thought_count: int = 0  # of the generated tokens, those of thoughts
+    truncated_count: int = 0  # tokens of the prompt that were left out, since they did not fit
 
 
 class Failed(Message, frozen=True, tag_field="type", tag="failed"):
@@ -162,6 +165,7 @@ class EmbeddingRequest(Message, frozen=True):
     truncate: bool = True  # False: an input that is too long is an error
     normalize: bool = True  # to length 1
     dimensions: int = 0  # above zero: only the first so many
+    n_ctx: int = 0  # tokens of an input at most; 0, or more than the runner's: the runner's
     query: str | None = None  # the inputs are judged against it: what comes back are scores, the first of each counts
     request_id: str = ""
 
@@ -169,6 +173,7 @@ class EmbeddingRequest(Message, frozen=True):
 class EmbeddingReply(Message, frozen=True):
     embeddings: list[list[float]]  # in the order of the inputs
     prompt_eval_count: int  # tokens of all inputs after truncation
+    truncated_count: int = 0  # tokens that it left out
     has_probabilities: bool = False  # scores are between 0 and 1 already; else they are logits
 
 

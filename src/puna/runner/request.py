@@ -14,7 +14,17 @@ from puna.runner.thoughts import ThoughtMeter
 from puna.sample.matcher import GrammarError, Matcher
 from puna.sample.sampler import Sampler
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.wire import MAX_TOP_LOGPROBS, CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, TokenLogprob
+from puna.wire import (
+    FILL_CONTEXT,
+    MAX_TOP_LOGPROBS,
+    CompletionReply,
+    CompletionRequest,
+    Done,
+    Failed,
+    Grammar,
+    Piece,
+    TokenLogprob,
+)
 
 Emit = Callable[[CompletionReply], None]
 Reason = Literal["stop", "length", "cancelled"]
@@ -38,14 +48,15 @@ class Request:
         if not 0 <= wire.top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
         self.wire = wire
-        self.n_ctx = n_ctx
+        self.n_ctx = n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
         self.n_keep = _n_keep(wire, len(tokens), n_ctx)
         self.tokens, self.groups = fit(tokens, self.n_keep, n_ctx, wire, groups)
         self.n_prompt = len(self.tokens)
+        self.n_truncated = len(tokens) - self.n_prompt
         self.n_computed = 0
         self.n_cached = 0
         self.n_generated = 0
-        self.n_predict = min(wire.n_predict if wire.n_predict >= 0 else MAX_CONTEXTS * n_ctx, MAX_CONTEXTS * n_ctx)
+        self.n_predict = _n_predict(wire, self.n_prompt, n_ctx)
         self.slot = -1
         self.order = 0  # of admission
         self.is_paused = False  # gave way to others, until the pool has room
@@ -156,6 +167,7 @@ class Request:
                 tokens=[*self._prompt_tokens, *self._answer] if self.wire.return_tokens else [],
                 stop_sequence=self._text.stop_sequence,
                 thought_count=self._thoughts.n_tokens if self._thoughts is not None else 0,
+                truncated_count=self.n_truncated,
             )
         )
 
@@ -178,6 +190,12 @@ def _n_keep(wire: CompletionRequest, n_tokens: int, n_ctx: int) -> int:
     """Tokens at the front that survive truncation and shifts; at most half the context, so that there is room."""
     wanted = n_tokens if wire.n_keep < 0 else wire.n_keep
     return min(wanted, n_tokens, n_ctx // 2)
+
+
+def _n_predict(wire: CompletionRequest, n_prompt: int, n_ctx: int) -> int:
+    """New tokens at most. Where nothing makes room, prompt and answer end with the context, to the token."""
+    n_most = MAX_CONTEXTS * n_ctx if wire.shift and wire.n_predict != FILL_CONTEXT else n_ctx - n_prompt
+    return min(wire.n_predict, n_most) if wire.n_predict >= 0 else n_most
 
 
 def fit(
