@@ -41,8 +41,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Base of all messages."""
 
 
+# Steps from logits to probabilities, in llama.cpp's order, which is the default. A bias comes before all of them.
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
+DRY_BREAKERS = ("\n", ":", '"', "*")
+
+
 class SamplingOptions(Message, frozen=True):
-    """How the next token is chosen; the defaults are Ollama's (spec of August 2026)."""
+    """How the next token is chosen; the defaults are Ollama's (spec of August 2026), of what Ollama lacks llama.cpp's."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -54,6 +59,19 @@ class SamplingOptions(Message, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = -1
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    samplers: tuple[str, ...] = SAMPLERS
+    logit_bias: dict[int, float] = {}  # by token, added to its logit
 
 
 class Grammar(Message, frozen=True):
@@ -83,6 +101,7 @@ class CompletionRequest(Message, frozen=True):
     n_ctx: int = 0  # tokens that prompt and answer have room for; 0, or more than the runner's: the runner's
     n_predict: int = -1  # new tokens at most; FILL_CONTEXT: until the context is full, once; else below zero: no limit
     n_keep: int = 4  # tokens kept at the front when the prompt is truncated; below zero: all
+    min_tokens: int = 0  # generated before the answer may end with an end token or a stop sequence
     stop: list[str] = []
     ignore_eos: bool = False  # no token that ends the answer is written; a grammar that is complete ends it all the same
     grammar: Grammar | None = None

@@ -11,6 +11,7 @@ from puna.runner.groups import Group, cut, without
 from puna.runner.schedule import Progress
 from puna.runner.text import TextStream
 from puna.runner.thoughts import ThoughtMeter
+from puna.sample.breakers import breakers_of
 from puna.sample.matcher import GrammarError, Matcher
 from puna.sample.sampler import Sampler
 from puna.tokenizer.tokenizer import Tokenizer
@@ -45,6 +46,11 @@ class Request:
             raise BadRequest(f"context has the token {bad}, which is not in the vocabulary of {tokenizer.n_tokens}")
         if not tokens:
             raise BadRequest("the prompt is empty")
+        foreign = next((t for t in wire.sampling.logit_bias if not 0 <= t < tokenizer.n_tokens), None)
+        if foreign is not None:
+            raise BadRequest(f"logit_bias has the token {foreign}, which is not in the vocabulary of {tokenizer.n_tokens}")
+        if 0 <= wire.n_predict < wire.min_tokens:
+            raise BadRequest(f"min_tokens is {wire.min_tokens}, but the answer may have {wire.n_predict} tokens at most")
         if not 0 <= wire.top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
         self.wire = wire
@@ -62,7 +68,9 @@ class Request:
         self.is_paused = False  # gave way to others, until the pool has room
         self.is_cancelled = False
         self.is_done = False
-        self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx)
+        has_dry = bool(wire.sampling.dry_multiplier)
+        breakers = breakers_of(tokenizer, wire.sampling.dry_sequence_breakers) if has_dry else None
+        self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx, breakers=breakers)
         self.sampler.accept_many(self.tokens)
         self.matcher = None if wire.grammar is None else _matcher(wire.grammar, tokenizer)
         self._thoughts = None if wire.thoughts is None else ThoughtMeter(wire.thoughts, tokenizer)
@@ -99,8 +107,9 @@ class Request:
 
     @property
     def banned_tokens(self) -> frozenset[int]:
-        """What must not come next; a grammar knows for itself where an answer may end."""
-        return self._tokenizer.end_tokens if self.wire.ignore_eos and self.matcher is None else frozenset()
+        """What must not come next. Where a grammar leaves nothing else it comes all the same."""
+        is_early = self.n_generated < self.wire.min_tokens
+        return self._tokenizer.end_tokens if is_early or (self.wire.ignore_eos and self.matcher is None) else frozenset()
 
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> None:
         """Take the sampled token; this may end the request."""
@@ -122,7 +131,8 @@ class Request:
                 return
         if logprob is not None:
             self._held_logprobs.append((self._text.n_read, logprob))
-        emitted = self._text.feed(self._tokenizer.piece(token, special=self.wire.show_control_tokens))
+        piece = self._tokenizer.piece(token, special=self.wire.show_control_tokens)
+        emitted = self._text.feed(piece, may_stop=self.n_generated > self.wire.min_tokens)
         if emitted.text:
             self._say(emitted.text)
         if emitted.stopped or (self.matcher is not None and self.matcher.is_complete):

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from puna.runner.request import Request
+from puna.sample.choice import sample_batch
 from puna.sample.logprobs import top_logprobs
 from puna.sample.matcher import GrammarError, is_allowed, masked, start_masks
-from puna.sample.sampler import SampleError, sample_batch
+from puna.sample.sampler import SampleError
 from puna.sample.transforms import Floats
 from puna.wire import TokenLogprob
 
@@ -104,6 +105,8 @@ def _tokens_of(chances: Sequence[_Chance]) -> list[int | SampleError]:
     for i, chance in enumerate(chances):
         if tokens[i] in chance.banned:
             (tokens[i],) = sample_batch([without(chance.row, chance.banned)], [chance.request.sampler])
+        if isinstance(tokens[i], SampleError) and chance.banned and chance.request.matcher is not None:
+            (tokens[i],) = sample_batch([chance.row], [chance.request.sampler])  # the grammar allows nothing but the end
     return tokens
 
 

@@ -171,6 +171,7 @@ def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequ
         n_ctx=n_ctx,
         n_predict=options.num_predict if 0 <= options.num_predict <= limit or fills else limit,
         n_keep=options.num_keep,
+        min_tokens=options.min_tokens,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
         grammar=job.make_grammar(prompt),

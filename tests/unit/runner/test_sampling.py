@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from tests.unit.sample.vocabulary import WordTokenizer
 
+from puna.errors import BadRequest
 from puna.runner import sampling
 from puna.runner.request import Request
 from puna.runner.sampling import sample
-from puna.sample.sampler import sample_batch
+from puna.sample.choice import sample_batch
 from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, SamplingOptions, Thoughts
 
 TOKENIZER = WordTokenizer()
@@ -130,3 +131,69 @@ def test_an_error_in_choosing_for_many_stays_with_the_one_that_causes_it(monkeyp
     assert said == [Failed(error="its options are mad", status=500)]
     assert isinstance(first[-1], Done)
     assert isinstance(last[-1], Done)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 1, "top_k": 2}, {"seed": 1, "top_k": 0, "top_p": 1.0}])
+def test_an_answer_may_not_end_before_its_least_length(options: dict[str, float]) -> None:
+    request, said = ask(min_tokens=3, stop=["bb"], sampling=SamplingOptions(**options))  # type: ignore[arg-type]
+    row = np.full((1, TOKENIZER.n_tokens), -30, np.float32)
+    row[0, [TOKENIZER.end, ord("b")]] = 40, 30
+    for _ in range(4):
+        sample(row, [request])
+    assert "".join(piece.content for piece in said if isinstance(piece, Piece)) == "bbb"
+    end = said[-1]
+    assert isinstance(end, Done)
+    assert (end.reason, end.eval_count) == ("stop", 4)
+
+
+def test_a_stop_sequence_counts_from_the_least_length_on() -> None:
+    request, said = ask(min_tokens=2, stop=["ab"])
+    for text in "ababab":
+        if not request.is_done:
+            sample(logits_that_want(ord(text)), [request])
+    assert "".join(piece.content for piece in said if isinstance(piece, Piece)) == "ab"
+    assert isinstance(said[-1], Done)
+    assert (said[-1].eval_count, said[-1].stop_sequence) == (4, "ab")
+
+
+@pytest.mark.parametrize(("pattern", "text"), [("b{1,3}", "bbb"), ("b{1,2}", "bb"), ("b", "b")])
+def test_a_grammar_ends_an_answer_when_it_must(pattern: str, text: str) -> None:
+    """It goes on where it can: the end is the likeliest token, but comes too early."""
+    request, said = ask(min_tokens=3, grammar=Grammar(kind="regex", text=pattern))
+    for _ in range(4):
+        if not request.is_done:
+            sample(logits_that_want(TOKENIZER.end), [request])
+    assert "".join(piece.content for piece in said if isinstance(piece, Piece)) == text
+    assert isinstance(said[-1], Done)
+
+
+def test_a_bias_changes_what_comes_and_not_what_is_told_of_it() -> None:
+    token = TOKENIZER.pieces.index(b" the")
+    for options in ({"temperature": 0}, {"seed": 3, "top_k": 1}, {"seed": 3, "top_k": 40}, {"seed": 3, "top_k": 0}):
+        bias = SamplingOptions(**options, logit_bias={token: 100.0, ord("b"): -100.0})  # type: ignore[arg-type]
+        request, said = ask(sampling=bias, logprobs=True, n_predict=1)
+        sample(logits_that_want(ord("a")), [request])
+        piece = said[0]
+        assert isinstance(piece, Piece)
+        assert piece.content == " the"
+        assert np.exp(piece.logprobs[0].logprob) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"sampling": SamplingOptions(logit_bias={99999: 1.0})},
+            "logit_bias has the token 99999, which is not in the vocabulary",
+        ),
+        ({"sampling": SamplingOptions(logit_bias={-1: 1.0})}, "logit_bias has the token -1"),
+        ({"min_tokens": 5, "n_predict": 4}, "min_tokens is 5, but the answer may have 4 tokens at most"),
+        (
+            {"sampling": SamplingOptions(dry_multiplier=1.0, dry_sequence_breakers=("x",) * 65)},
+            "dry_sequence_breakers has 65 texts",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        ask(**fields)

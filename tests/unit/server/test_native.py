@@ -86,7 +86,7 @@ def test_options_reach_the_runner(shared: Live) -> None:
         "ignore_eos": True,
         "repeat_penalty": None,
         "unknown": 1,
-        "mirostat": 2,
+        "low_vram": True,
     }
     request = {"model": "hello", "prompt": "Hi", "options": options, "truncate": False, "shift": False, "stream": False}
     reply = shared.post("/api/generate", request).json()
