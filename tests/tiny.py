@@ -248,10 +248,12 @@ def write_llama(
     vocab: Literal["bpe", "spm"] = "bpe",
     pre: str | None = None,
     logits_std: float = 3.0,
+    n_padding: int = 0,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model and return its path.
 
+    *n_padding* rows of embeddings and head are beyond the vocabulary.
     *dtype* is any tensor type by name (``f32``, ``f16``, ``q8_0``, ``q4_K``, ...); K-quants need *n_embd* and *n_ff* to be
     multiples of 256. *metadata* adds keys or replaces none: a key that is there already is an error.
     """
@@ -284,7 +286,7 @@ def write_llama(
         writer.add(key, value)
 
     weights = RandomWeights(writer, seed, TensorType.from_name(dtype))
-    n_vocab, kv_dim = len(vocabulary.tokens), head_dim * n_kv_heads
+    n_vocab, kv_dim = len(vocabulary.tokens) + n_padding, head_dim * n_kv_heads
     weights.matrix("token_embd.weight", n_vocab, n_embd, std=logits_std / math.sqrt(n_embd))
     for layer in range(n_layers):
         prefix = f"blk.{layer}"

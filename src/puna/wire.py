@@ -32,6 +32,7 @@ M = TypeVar("M")
 
 MAX_TOP_LOGPROBS = 20
 MAX_QUEUED_CHARACTERS = 16 << 20  # text that waits for a reader who does not read
+FILL_CONTEXT = -2  # as a number of tokens to predict
 _LOGPROB_CHARACTERS = 64
 
 
@@ -39,8 +40,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Base of all messages."""
 
 
+# Steps from logits to probabilities, in llama.cpp's order, which is the default. A bias comes before all of them.
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
+DRY_BREAKERS = ("\n", ":", '"', "*")
+
+
 class SamplingOptions(Message, frozen=True):
-    """How the next token is chosen; the defaults are Ollama's (spec of August 2026)."""
+    """How the next token is chosen; the defaults are Ollama's (spec of August 2026), of what Ollama lacks llama.cpp's."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -52,6 +58,19 @@ class SamplingOptions(Message, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = -1
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    samplers: tuple[str, ...] = SAMPLERS
+    logit_bias: dict[int, float] = {}  # by token, added to its logit
 
 
 class Grammar(Message, frozen=True):
@@ -78,8 +97,10 @@ class CompletionRequest(Message, frozen=True):
     prompt: str = ""
     context: list[int] = []  # tokens that precede the prompt (the deprecated memory of /api/generate)
     sampling: SamplingOptions = SamplingOptions()
-    n_predict: int = -1  # new tokens at most; below zero: until the context is full
+    n_ctx: int = 0  # tokens that prompt and answer have room for; 0, or more than the runner's: the runner's
+    n_predict: int = -1  # new tokens at most; FILL_CONTEXT: until the context is full, once; else below zero: no limit
     n_keep: int = 4  # tokens kept at the front when the prompt is truncated; below zero: all
+    min_tokens: int = 0  # generated before the answer may end with an end token or a stop sequence
     stop: list[str] = []
     ignore_eos: bool = False  # no token that ends the answer is written; a grammar that is complete ends it all the same
     grammar: Grammar | None = None
@@ -87,7 +108,7 @@ class CompletionRequest(Message, frozen=True):
     logprobs: bool = False  # of the tokens of the answer
     top_logprobs: int = 0  # so many alternatives to each, up to MAX_TOP_LOGPROBS
     truncate: bool = True  # False: a prompt that is too long is an error
-    shift: bool = True
+    shift: bool = True  # False: a context that is full ends the answer
     return_tokens: bool = False  # Done.tokens carries prompt and answer
     show_control_tokens: bool = False  # their text is part of the answer; the token that ends it never is
     request_id: str = ""
@@ -123,6 +144,7 @@ class Done(Message, frozen=True, tag_field="type", tag="done"):
     tokens: list[int] = []
     stop_sequence: str = ""  # which of the request's ended the answer
     thought_count: int = 0  # of the generated tokens, those of thoughts
+    truncated_count: int = 0  # tokens of the prompt that were left out, since they did not fit
 
 
 class Failed(Message, frozen=True, tag_field="type", tag="failed"):
@@ -175,6 +197,7 @@ class EmbeddingRequest(Message, frozen=True):
     truncate: bool = True  # False: an input that is too long is an error
     normalize: bool = True  # to length 1
     dimensions: int = 0  # above zero: only the first so many
+    n_ctx: int = 0  # tokens of an input at most; 0, or more than the runner's: the runner's
     query: str | None = None  # the inputs are judged against it: what comes back are scores, the first of each counts
     request_id: str = ""
 
@@ -182,6 +205,7 @@ class EmbeddingRequest(Message, frozen=True):
 class EmbeddingReply(Message, frozen=True):
     embeddings: list[list[float]]  # in the order of the inputs
     prompt_eval_count: int  # tokens of all inputs after truncation
+    truncated_count: int = 0  # tokens that it left out
     has_probabilities: bool = False  # scores are between 0 and 1 already; else they are logits
 
 

@@ -283,7 +283,8 @@ def test_cancelling_constrained_requests_leaves_nothing(engine: Engine) -> None:
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingOptions(temperature=1.2, top_k=5, repeat_penalty=1.3, seed=1)])
 def test_logprobs_are_those_of_the_models_own_logits(engine: Engine, models: dict[str, Path], sampling: SamplingOptions) -> None:
     """Whatever chose the token: libllama reads the same tokens and says how likely each was."""
-    answer = Answer(engine, n_predict=20, ignore_eos=True, logprobs=True, top_logprobs=3, return_tokens=True, sampling=sampling)
+    wanted: Any = {"ignore_eos": True, "logprobs": True, "top_logprobs": 3, "return_tokens": True, "show_control_tokens": True}
+    answer = Answer(engine, n_predict=20, sampling=sampling, **wanted)
     done = answer.done()
     entries = answer.logprobs
     assert len(entries) == 20

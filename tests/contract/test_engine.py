@@ -199,7 +199,7 @@ def test_a_full_context_ends_the_answer_unless_it_may_shift(engine: Engine) -> N
     prompt = "one two three four five six seven eight nine ten " * 3
     ended = Answer(engine, prompt, n_predict=1000, shift=False).done()
     assert ended.reason == "length"
-    assert ended.prompt_eval_count + ended.eval_count == 257  # the last token needs no cell
+    assert ended.prompt_eval_count + ended.eval_count == 256
     shifted = Answer(engine, prompt, n_predict=600).done()
     assert shifted.eval_count == 600
 
@@ -450,3 +450,15 @@ def test_a_short_pool_is_shared_and_everyone_finishes(model: Path) -> None:
     finally:
         roomy.close()
         tight.close()
+
+
+def test_padded_embeddings_are_no_tokens(tmp_path: Path) -> None:
+    """Most of what a row of logits holds is beyond the vocabulary; nobody writes it, and nobody fails of it."""
+    engine = started(write_llama(tmp_path / "padded.gguf", n_layers=1, n_embd=64, n_ff=64, n_padding=5000))
+    try:
+        wild = [SamplingOptions(temperature=5.0, top_k=top_k, top_p=1.0, seed=seed) for seed, top_k in enumerate((0, 40, 1))]
+        answers = [Answer(engine, sampling=options, n_predict=20, logprobs=True, top_logprobs=5) for options in wild]
+        assert [answer.done().eval_count for answer in answers] == [20] * 3
+        check_integrity(engine)
+    finally:
+        engine.close()

@@ -178,6 +178,8 @@ class Metrics(BaseModel):
     eval_count: int | None = None
     eval_duration: int | None = None
     cached_count: int | None = None  # Puna's own: tokens of the prompt that were not computed again
+    truncated_count: int | None = None  # Puna's own: tokens of the prompt that were left out since they did not fit
+    truncated_messages: int | None = None  # Puna's own: messages that were left out whole
 
 
 class GenerateReply(Metrics, _GenerateHead):

@@ -7,15 +7,27 @@ Source: Ollama's REST API, "Shared request types".
 
 from __future__ import annotations
 
-import logging
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from puna.errors import PunaError
+from puna.errors import BadRequest, PunaError
 
-log = logging.getLogger(__name__)
+# Steps from logits to probabilities in their default order, and by what other names they are known.
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
+_OTHER_NAMES = {"typ_p": "typical_p", "typical": "typical_p", "temp": "temperature", "nucleus": "top_p"}
+
+# The step that an option is about. It has no effect where the step is not done.
+_STEPS = {
+    **{name: name for name in ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "temperature")},
+    **{name: "penalties" for name in ("repeat_last_n", "repeat_penalty", "presence_penalty", "frequency_penalty")},
+    **{name: "xtc" for name in ("xtc_probability", "xtc_threshold")},
+    **{f"dry_{name}": "dry" for name in ("multiplier", "base", "allowed_length", "penalty_last_n", "sequence_breakers")},
+}
+_BESIDE_MIROSTAT = ("penalties", "dry", "temperature")  # the other steps cut, and that is what it does itself
+_MAX_WARNINGS = 20
 
 
 class OptionTypeError(PunaError):
@@ -46,9 +58,24 @@ class Options:
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     stop: list[str] = field(default_factory=list)
-    ignore_eos: bool = False  # Puna's own: write no end-of-generation token, for benchmarks
-    think_budget: int = -1  # Puna's own: tokens of thoughts at most, then the answer follows; below zero: no limit
+    # Puna's own, by llama.cpp's names where it has them
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: list[str] = field(default_factory=lambda: ["\n", ":", '"', "*"])
+    samplers: list[str] = field(default_factory=lambda: list(SAMPLERS))
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    min_tokens: int = 0  # generated before the answer may end by itself
+    ignore_eos: bool = False  # write no end-of-generation token, for benchmarks
+    think_budget: int = -1  # tokens of thoughts at most, then the answer follows; below zero: no limit
 
 
 _TYPES = {item.name: str(item.type).removesuffix(" | None") for item in fields(Options)}
@@ -57,22 +84,9 @@ _JSON_TYPES: dict[str, dict[str, Any]] = {
     "float": {"type": "number"},
     "bool": {"type": "boolean"},
     "list[str]": {"type": "array", "items": {"type": "string"}},
+    "dict[int, float]": {"type": "object", "additionalProperties": {"type": "number"}},
 }
-_DEPRECATED = frozenset(
-    (
-        "penalize_newline",
-        "low_vram",
-        "f16_kv",
-        "logits_all",
-        "vocab_only",
-        "use_mlock",
-        "numa",
-        "draft_num_predict",
-        "mirostat",
-        "mirostat_tau",
-        "mirostat_eta",
-    )
-)
+DEPRECATED = frozenset(("penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "draft_num_predict"))
 _INT64 = 1 << 63
 
 
@@ -82,25 +96,42 @@ def json_schema() -> dict[str, Any]:
 
 
 def merge(*layers: Mapping[str, Any]) -> Options:
-    """Options from layers of which a later one wins; unknown names are logged and nulls skipped.
+    """Options from layers of which a later one wins; unknown names (see ``warnings``) and nulls are skipped.
 
     Stop sequences are the exception: a request's are added to those of the model, which its template needs.
 
-    Errors: OptionTypeError naming the option and the type it must have.
+    Errors: OptionTypeError naming the option and the type it must have; BadRequest for a value that has no meaning.
     """
     values: dict[str, Any] = {}
     stop: list[str] = []
     for layer in layers:
         for name, value in layer.items():
-            if value is None:
+            if value is None or name not in _TYPES:
                 continue
-            if name not in _TYPES:
-                log.log(logging.DEBUG if name in _DEPRECATED else logging.WARNING, "invalid option provided: %r", name[:100])
-            elif name == "stop":
+            if name == "stop":
                 stop += _checked(name, value)
             else:
                 values[name] = _checked(name, value)
     return Options(**values, stop=list(dict.fromkeys(stop)))
+
+
+def warnings(*layers: Mapping[str, Any]) -> list[str]:
+    """What of the options that are given has no effect, and why; layers as ``merge`` takes them."""
+    given = {name: value for layer in layers for name, value in layer.items() if value is not None}
+    found = [_unknown(name) for name in given if name not in _TYPES]
+    options = merge(*layers)
+    for name in given:
+        step = _STEPS.get(name)
+        if step is not None and options.mirostat and step not in _BESIDE_MIROSTAT:
+            found.append(f'option "{name}" has no effect: mirostat takes its place')
+        elif step is not None and step not in options.samplers and not (options.mirostat and step == "temperature"):
+            found.append(f'option "{name}" has no effect: {step} is not among samplers')
+    return [*found[:_MAX_WARNINGS], f"and {len(found) - _MAX_WARNINGS} more"] if len(found) > _MAX_WARNINGS else found
+
+
+def _unknown(name: str) -> str:
+    why = "is not in use any more" if name in DEPRECATED else "is not known"
+    return f"option {json.dumps(name[:100])} {why}, and has no effect"
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -112,13 +143,43 @@ def _checked(name: str, value: Any) -> Any:
             raise OptionTypeError(f'option "{name}" must be of type array')
         if not all(isinstance(item, str) for item in value):
             raise OptionTypeError(f'option "{name}" must be of an array of strings')
-        return value
+        return _samplers(value) if name == "samplers" else value
+    if kind == "dict[int, float]":
+        return _biases(name, value)
     if kind in ("int", "float") and isinstance(value, int | float) and not isinstance(value, bool):
-        return _number(name, value, kind)
+        number = _number(name, value, kind)
+        if name == "mirostat" and number not in (0, 1, 2):
+            raise BadRequest(f"mirostat must be 0, 1 or 2, not {number}")
+        return number
     raise OptionTypeError(f'option "{name}" must be of type {_WIRE_NAMES[kind]}')
 
 
-_WIRE_NAMES = {"int": "integer", "float": "float32", "bool": "boolean", "list[str]": "array"}
+def _samplers(names: list[str]) -> list[str]:
+    found = [_OTHER_NAMES.get(name, name) for name in (given.lower().replace("-", "_") for given in names)]
+    bad = next((given for given, name in zip(names, found, strict=True) if name not in SAMPLERS), None)
+    if bad is not None:
+        raise BadRequest(f"samplers: there is no {json.dumps(bad[:40])}, there are {', '.join(SAMPLERS)}")
+    if len(set(found)) < len(found):
+        raise BadRequest("samplers: each may be named once")
+    return found
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    """From an object whose names are tokens' numbers."""
+    if not isinstance(value, dict):
+        raise OptionTypeError(f'option "{name}" must be of type object')
+    found = {}
+    for token, bias in value.items():
+        if not str(token).isascii() or not str(token).isdecimal() or len(str(token)) > _MAX_DIGITS:
+            raise BadRequest(f"{name}: {json.dumps(str(token)[:40])} is not the number of a token")
+        if not isinstance(bias, int | float) or isinstance(bias, bool):
+            raise OptionTypeError(f'option "{name}" must be of an object of numbers')
+        found[int(token)] = float(_number(name, bias, "float"))
+    return found
+
+
+_MAX_DIGITS = 10  # of a token's number
+_WIRE_NAMES = {"int": "integer", "float": "float32", "bool": "boolean"}
 
 
 def _number(name: str, value: float, kind: str) -> float:

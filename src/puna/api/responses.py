@@ -30,7 +30,7 @@ class ResponsesRequest(Request):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Any = None
     stream: bool = False
-    truncation: str = "disabled"
+    truncation: str = ""  # disabled: a conversation that is too long is an error; auto, and when nothing is said: it is cut
     background: bool = False
     previous_response_id: str = ""
 
@@ -60,6 +60,8 @@ class ResponsesRequest(Request):
 
 def native_chat(request: ResponsesRequest) -> dict[str, Any]:
     """Errors: ValueError saying what cannot be understood."""
+    if request.truncation not in ("", "auto", "disabled"):
+        raise ValueError(f'truncation must be "auto" or "disabled", not "{request.truncation[:40]}"')
     if request.previous_response_id:
         raise ValueError("previous_response_id is not supported: responses are not stored, send the whole conversation as input")
     return {
@@ -69,6 +71,7 @@ def native_chat(request: ResponsesRequest) -> dict[str, Any]:
         "options": request.options,
         "think": think_of(request.reasoning.effort),
         "format": _format(request.text.format),
+        "truncate": request.truncation != "disabled",
     }
 
 

@@ -48,9 +48,15 @@ class WantedLoad:
         if loaded.adapters != self.options.adapters:
             return False
         asked = self.explicit - {"n_ctx"}
+        if self.options.n_batch == self.options.n_ctx < loaded.n_batch:
+            asked -= {"n_batch"}  # a batch is never larger than the context: a smaller context alone explains the difference
         if self.options.use_mmap and loaded.use_mmap is None:
             asked -= {"use_mmap"}  # to read again what was small enough to be read would change nothing
         return all(getattr(loaded, name) == getattr(self.options, name) for name in asked)
+
+    def n_ctx_in(self, n_ctx: int) -> int:
+        """What a request may have of a loaded context: as much as it asked for, or all when it did not ask."""
+        return min(self.options.n_ctx, n_ctx) if "n_ctx" in self.explicit else n_ctx
 
     def is_placed_by(self, loaded: WantedLoad, n_gpus: int) -> bool:
         """Whether a runner that was loaded by that wish lies where this one wants it, on a machine with so many GPUs."""
@@ -78,6 +84,7 @@ def wanted_load(
             log.warning("a context of %d tokens is more than the model was trained for, using %d", n_ctx, n_ctx_train)
         n_ctx = n_ctx_train
     asked = {
+        "n_ctx": _is_positive(options.num_ctx),
         "n_batch": _is_positive(options.num_batch),
         "n_threads": _is_positive(options.num_thread),
         "use_mmap": options.use_mmap is not None,

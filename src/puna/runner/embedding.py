@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,12 +62,15 @@ class EmbeddingJob:
         self._wire = wire
         self._emit = emit
         self._has_probabilities = has_probabilities
+        n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
         if wire.query is None:
-            self._tokens = [tokenize(text, i, tokenizer, n_ctx, wire.truncate) for i, text in enumerate(wire.inputs)]
+            fitted = [tokenize(text, i, tokenizer, n_ctx, wire.truncate) for i, text in enumerate(wire.inputs)]
         else:
             templated = TemplatedPairs(template, wire.query, tokenizer, n_ctx) if template else None
             pairs = templated or Pairs(wire.query, tokenizer, n_ctx, separator)
-            self._tokens = [pairs.tokenize(text, i, wire.truncate) for i, text in enumerate(wire.inputs)]
+            fitted = [pairs.tokenize(text, i, wire.truncate) for i, text in enumerate(wire.inputs)]
+        self._tokens = [text.tokens for text in fitted]
+        self._n_truncated = sum(text.n_cut for text in fitted)
         self._n_tokens = sum(map(len, self._tokens))
         self._n_ctx = n_ctx
         self._n_lent = 0
@@ -101,7 +105,10 @@ class EmbeddingJob:
         if not self._n_missing:
             self.is_done = True
             reply = EmbeddingReply(
-                embeddings=self._vectors, prompt_eval_count=self._n_tokens, has_probabilities=self._has_probabilities
+                embeddings=self._vectors,
+                prompt_eval_count=self._n_tokens,
+                truncated_count=self._n_truncated,
+                has_probabilities=self._has_probabilities,
             )
             self._emit(reply)
 
@@ -170,7 +177,14 @@ class EmbeddedText:
         self._job.fail(error, status)
 
 
-def tokenize(text: str | list[int], index: int, tokenizer: Tokenizer, n_ctx: int, truncate: bool) -> list[int]:
+class Fitted(NamedTuple):
+    """An input as it fits the context."""
+
+    tokens: list[int]
+    n_cut: int = 0  # tokens that were left out
+
+
+def tokenize(text: str | list[int], index: int, tokenizer: Tokenizer, n_ctx: int, truncate: bool) -> Fitted:
     """The tokens of an input, cut at the end to what the context holds; special tokens at the end stay.
 
     Errors: BadRequest for an input without tokens or with tokens outside the vocabulary; ContextOverflow.
@@ -185,11 +199,11 @@ def tokenize(text: str | list[int], index: int, tokenizer: Tokenizer, n_ctx: int
     if not tokens:
         raise BadRequest(f"input {index} is empty")
     if len(tokens) <= n_ctx:
-        return tokens
+        return Fitted(tokens)
     if not truncate:
         raise ContextOverflow(len(tokens), n_ctx)
     n_end = n_special_at_end(tokens, tokenizer.encode(text, add_special=False)) if isinstance(text, str) else 0
-    return [*tokens[: n_ctx - n_end], *tokens[len(tokens) - n_end :]]
+    return Fitted([*tokens[: n_ctx - n_end], *tokens[len(tokens) - n_end :]], len(tokens) - n_ctx)
 
 
 class Pairs:
@@ -212,18 +226,19 @@ class Pairs:
     def _plain(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special=False, parse_special=False)
 
-    def tokenize(self, text: str | list[int], index: int, truncate: bool) -> list[int]:
+    def tokenize(self, text: str | list[int], index: int, truncate: bool) -> Fitted:
         """Errors: BadRequest for tokens in a text's place; ContextOverflow."""
         if not isinstance(text, str):
             raise BadRequest(f"input {index} must be a text, to be judged against a query")
         query, document = self._query, self._plain(text)
         room = self._n_ctx - len(self._begin) - len(self._middle) - len(self._end)
-        if len(query) + len(document) > room:
+        n_cut = max(0, len(query) + len(document) - room)
+        if n_cut:
             if not truncate or room < 2:
                 raise ContextOverflow(self._n_ctx - room + len(query) + len(document), self._n_ctx)
             query = query[: max(room // 2, room - len(document))]
             document = document[: room - len(query)]
-        return [*self._begin, *query, *self._middle, *document, *self._end]
+        return Fitted([*self._begin, *query, *self._middle, *document, *self._end], n_cut)
 
 
 class TemplatedPairs:
@@ -247,18 +262,19 @@ class TemplatedPairs:
             tokens += self._tokenizer.encode(filled, add_special=False, parse_special=is_control)
         return tokens
 
-    def tokenize(self, text: str | list[int], index: int, truncate: bool) -> list[int]:
+    def tokenize(self, text: str | list[int], index: int, truncate: bool) -> Fitted:
         """Errors: BadRequest for tokens in a text's place; ContextOverflow."""
         if not isinstance(text, str):
             raise BadRequest(f"input {index} must be a text, to be judged against a query")
         tokens = self._tokens(text)
+        n_tokens = len(tokens)
         while len(tokens) > self._n_ctx:
             if not (truncate and text):
                 raise ContextOverflow(len(tokens), self._n_ctx)
             # About as many characters fewer as there are tokens too many.
             text = text[: int(len(text) * self._n_ctx / len(tokens))]
             tokens = self._tokens(text)
-        return tokens
+        return Fitted(tokens, n_tokens - len(tokens))
 
 
 def pair_separator(file: GGUFFile, tokenizer: Tokenizer) -> list[int]:

@@ -324,14 +324,11 @@ class Engine:
         self._n_steps += 1
 
     def _is_active(self, request: Task) -> bool:
-        """Ends those who are cancelled or whose context is full; makes room where that is allowed."""
+        """Ends those who are cancelled; makes room in a full context. Who may not shift ends before it is full."""
         if request.is_cancelled:
             request.finish("cancelled")
         elif isinstance(request, Request) and not request.is_done and len(request.tokens) > request.n_ctx:
-            if request.wire.shift:
-                self._shift(request)
-            else:
-                request.finish("length")
+            self._shift(request)
         return not request.is_done
 
     def _shift(self, request: Request) -> None:

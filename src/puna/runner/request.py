@@ -11,10 +11,21 @@ from puna.runner.groups import Group, cut, without
 from puna.runner.schedule import Progress
 from puna.runner.text import TextStream
 from puna.runner.thoughts import ThoughtMeter
+from puna.sample.breakers import breakers_of
 from puna.sample.matcher import GrammarError, Matcher
 from puna.sample.sampler import Sampler
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.wire import MAX_TOP_LOGPROBS, CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, TokenLogprob
+from puna.wire import (
+    FILL_CONTEXT,
+    MAX_TOP_LOGPROBS,
+    CompletionReply,
+    CompletionRequest,
+    Done,
+    Failed,
+    Grammar,
+    Piece,
+    TokenLogprob,
+)
 
 Emit = Callable[[CompletionReply], None]
 Reason = Literal["stop", "length", "cancelled"]
@@ -35,23 +46,31 @@ class Request:
             raise BadRequest(f"context has the token {bad}, which is not in the vocabulary of {tokenizer.n_tokens}")
         if not tokens:
             raise BadRequest("the prompt is empty")
+        foreign = next((t for t in wire.sampling.logit_bias if not 0 <= t < tokenizer.n_tokens), None)
+        if foreign is not None:
+            raise BadRequest(f"logit_bias has the token {foreign}, which is not in the vocabulary of {tokenizer.n_tokens}")
+        if 0 <= wire.n_predict < wire.min_tokens:
+            raise BadRequest(f"min_tokens is {wire.min_tokens}, but the answer may have {wire.n_predict} tokens at most")
         if not 0 <= wire.top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
         self.wire = wire
-        self.n_ctx = n_ctx
+        self.n_ctx = n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
         self.n_keep = _n_keep(wire, len(tokens), n_ctx)
         self.tokens, self.groups = fit(tokens, self.n_keep, n_ctx, wire, groups)
         self.n_prompt = len(self.tokens)
+        self.n_truncated = len(tokens) - self.n_prompt
         self.n_computed = 0
         self.n_cached = 0
         self.n_generated = 0
-        self.n_predict = min(wire.n_predict if wire.n_predict >= 0 else MAX_CONTEXTS * n_ctx, MAX_CONTEXTS * n_ctx)
+        self.n_predict = _n_predict(wire, self.n_prompt, n_ctx)
         self.slot = -1
         self.order = 0  # of admission
         self.is_paused = False  # gave way to others, until the pool has room
         self.is_cancelled = False
         self.is_done = False
-        self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx)
+        has_dry = bool(wire.sampling.dry_multiplier)
+        breakers = breakers_of(tokenizer, wire.sampling.dry_sequence_breakers) if has_dry else None
+        self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx, breakers=breakers)
         self.sampler.accept_many(self.tokens)
         self.matcher = None if wire.grammar is None else _matcher(wire.grammar, tokenizer)
         self._thoughts = None if wire.thoughts is None else ThoughtMeter(wire.thoughts, tokenizer)
@@ -72,9 +91,14 @@ class Request:
     def start(self) -> None:
         self._started = time.perf_counter_ns()
 
+    @property
+    def n_tokens(self) -> int:
+        """Of the vocabulary: what is beyond it in a row of logits is no token."""
+        return self._tokenizer.n_tokens
+
     def text_of(self, token: int) -> bytes:
         """What a token is called where it stands alone: control tokens have a text too."""
-        return self._tokenizer.piece(token, special=True) if token < self._tokenizer.n_tokens else b""
+        return self._tokenizer.piece(token, special=True)
 
     @property
     def forced_token(self) -> int | None:
@@ -83,8 +107,9 @@ class Request:
 
     @property
     def banned_tokens(self) -> frozenset[int]:
-        """What must not come next; a grammar knows for itself where an answer may end."""
-        return self._tokenizer.end_tokens if self.wire.ignore_eos and self.matcher is None else frozenset()
+        """What must not come next. Where a grammar leaves nothing else it comes all the same."""
+        is_early = self.n_generated < self.wire.min_tokens
+        return self._tokenizer.end_tokens if is_early or (self.wire.ignore_eos and self.matcher is None) else frozenset()
 
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> None:
         """Take the sampled token; this may end the request."""
@@ -106,7 +131,8 @@ class Request:
                 return
         if logprob is not None:
             self._held_logprobs.append((self._text.n_read, logprob))
-        emitted = self._text.feed(self._tokenizer.piece(token, special=self.wire.show_control_tokens))
+        piece = self._tokenizer.piece(token, special=self.wire.show_control_tokens)
+        emitted = self._text.feed(piece, may_stop=self.n_generated > self.wire.min_tokens)
         if emitted.text:
             self._say(emitted.text)
         if emitted.stopped or (self.matcher is not None and self.matcher.is_complete):
@@ -151,6 +177,7 @@ class Request:
                 tokens=[*self._prompt_tokens, *self._answer] if self.wire.return_tokens else [],
                 stop_sequence=self._text.stop_sequence,
                 thought_count=self._thoughts.n_tokens if self._thoughts is not None else 0,
+                truncated_count=self.n_truncated,
             )
         )
 
@@ -173,6 +200,12 @@ def _n_keep(wire: CompletionRequest, n_tokens: int, n_ctx: int) -> int:
     """Tokens at the front that survive truncation and shifts; at most half the context, so that there is room."""
     wanted = n_tokens if wire.n_keep < 0 else wire.n_keep
     return min(wanted, n_tokens, n_ctx // 2)
+
+
+def _n_predict(wire: CompletionRequest, n_prompt: int, n_ctx: int) -> int:
+    """New tokens at most. Where nothing makes room, prompt and answer end with the context, to the token."""
+    n_most = MAX_CONTEXTS * n_ctx if wire.shift and wire.n_predict != FILL_CONTEXT else n_ctx - n_prompt
+    return min(wire.n_predict, n_most) if wire.n_predict >= 0 else n_most
 
 
 def fit(

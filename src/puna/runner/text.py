@@ -82,11 +82,17 @@ class TextStream:
         """Characters so far, those that are held included."""
         return self._n_read
 
-    def feed(self, piece: bytes) -> Emit:
-        """Add a piece; what can be emitted now. After a stop nothing more is."""
+    def feed(self, piece: bytes, *, may_stop: bool = True) -> Emit:
+        """Add a piece; what can be emitted now. After a stop nothing more is.
+
+        No stop sequence is looked for in pieces that may not stop; those come before all others.
+        """
         if self.stopped:
             return Emit("", True)
         text = self._decoder.decode(piece)
+        if not may_stop:
+            self._n_read += len(text)
+            return Emit(text, False)
         if not self._held and self._first_characters.isdisjoint(text):
             self._n_read += len(text)
             return Emit(text, False)

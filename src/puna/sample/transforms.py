@@ -93,23 +93,14 @@ def _not_below(bound: np.float32, row: Floats, maxima: Floats) -> Ids:
     return np.concatenate([lines * n + blocks[columns], n * BLOCK + np.flatnonzero(rest >= bound)])
 
 
-def penalize(
-    row: Floats, tokens: Ids, counts: Ids, *, repeat: float = 1.0, presence: float = 0.0, frequency: float = 0.0
-) -> Floats:
-    """A copy of the row in which *tokens* (distinct), seen *counts* times each, are less likely.
+def penalize(values: Doubles, counts: Ids, *, repeat: float = 1.0, presence: float = 0.0, frequency: float = 0.0) -> Doubles:
+    """Logits of tokens that were seen *counts* times each, made less likely.
 
     repeat divides positive logits and multiplies others; then presence is subtracted once, frequency per occurrence.
-    Tokens outside the vocabulary (places that images fill) are passed over.
     """
-    inside = (tokens >= 0) & (tokens < len(row))
-    tokens, counts = tokens[inside], counts[inside]
-    values = row[tokens].astype(np.float64)
     values = np.where(values > 0, values / repeat, values * repeat)
     values -= counts * frequency + presence
-    result = row.copy()
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, which the steps after this one understand
-        result[tokens] = values
-    return result
+    return values
 
 
 def softmax(logits: Floats | Doubles, temperature: Doubles | float = 1.0) -> Doubles:
@@ -137,10 +128,59 @@ def keep_top_p(probs: Doubles, p: Doubles) -> Mask:
     return keep
 
 
-def keep_min_p(probs: Doubles, p: Doubles) -> Mask:
-    """What is at least p times as likely as the row's likeliest."""
-    keep: Mask = probs >= p[:, None] * probs.max(axis=1, keepdims=True)
+def keep_top_k(logits: Doubles, k: Ids) -> Mask:
+    """The first k of each descending row, of those above -inf."""
+    possible = logits > -np.inf
+    keep: Mask = possible & (possible.cumsum(axis=1) <= k[:, None])
     return keep
+
+
+def keep_min_p(logits: Floats | Doubles, p: Doubles) -> Mask:
+    """What is at least p times as likely as the row's likeliest; p above zero."""
+    keep: Mask = logits >= logits.max(axis=1, keepdims=True) + np.log(p)[:, None]
+    return keep
+
+
+def keep_top_n_sigma(logits: Floats | Doubles, n: Doubles) -> Mask:
+    """What is not below the row's greatest logit by more than n standard deviations of all that are above -inf.
+
+    Source: Tang et al., Top-nσ: Not All Logits Are You Need, https://arxiv.org/abs/2411.07641.
+    """
+    possible = logits > -np.inf
+    values = np.where(possible, logits, 0.0)
+    count = possible.sum(axis=1, keepdims=True)
+    mean = values.cumsum(axis=1)[:, -1:] / count
+    deviations = np.where(possible, values - mean, 0.0)
+    sigma = np.sqrt((deviations * deviations).cumsum(axis=1)[:, -1:] / count)
+    keep: Mask = possible & (logits >= logits.max(axis=1, keepdims=True) - n[:, None] * sigma)
+    return keep
+
+
+def without_top_choices(probs: Doubles, threshold: Doubles) -> Mask:
+    """All of each descending row but what is at least *threshold* likely; of that the least likely stays.
+
+    Source: the sampler XTC in llama.cpp, designed by p-e-w.
+    """
+    above = probs >= threshold[:, None]
+    place = np.arange(probs.shape[1])
+    last = np.where(above, place, -1).max(axis=1, keepdims=True)
+    keep: Mask = ~above | (place == last)
+    return keep
+
+
+def mirostat_k(logits: Doubles, n_vocab: int, mu: float) -> int:
+    """How many of the likeliest tokens keep a draw's surprise near mu / 2 bits, judged by the greatest logits, descending.
+
+    The probabilities are taken to fall as a power of the rank (Zipf's law), whose exponent is estimated from them.
+    Source: Basu et al., Mirostat, https://arxiv.org/abs/2007.14966.
+    """
+    ranks = np.arange(1, len(logits))
+    steps = np.log((ranks + 1) / ranks)
+    slope = float((steps * -np.diff(logits)).sum() / (steps * steps).sum()) if len(logits) > 1 else 0.0
+    epsilon = slope - 1
+    with np.errstate(all="ignore"):  # a slope of exactly 0 or 1 has no such number: then all are kept
+        k = np.power(epsilon * np.exp2(mu) / (1 - np.power(float(n_vocab), -epsilon)), 1 / np.float64(slope))
+    return max(int(k), 1) if k < n_vocab else n_vocab
 
 
 def keep_typical_p(probs: Doubles, p: Doubles) -> Mask:

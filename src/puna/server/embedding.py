@@ -5,10 +5,12 @@ Knows the scheduler and the runner's messages.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 from starlette.exceptions import HTTPException
 
 from puna import wire
@@ -17,6 +19,8 @@ from puna.errors import NotFound, UnsupportedModel
 from puna.llm.load import wanted_load
 from puna.server.requests import Caller
 from puna.store.model import StoredModel
+
+log = logging.getLogger(__name__)
 
 _UNSUPPORTED = "this model does not support embeddings"
 _NO_RANKING = "this model does not support ranking"
@@ -70,9 +74,12 @@ async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted:
     with caller.metrics.embedding(model, caller.began_ns, wanted) as seen:
         async with caller.scheduler.acquire(model, load, keep_alive) as loaded:
             load_ns = time.monotonic_ns() - caller.began_ns
+            n_ctx = load.n_ctx_in(loaded.n_ctx)
             try:
-                reply = await loaded.runner.embed(wanted)
+                reply = await loaded.runner.embed(msgspec.structs.replace(wanted, n_ctx=n_ctx))
             except UnsupportedModel as error:
                 raise HTTPException(501, str(error)) from error
         seen(reply.prompt_eval_count)
+    if reply.truncated_count:
+        log.warning("inputs were longer than the context of %d tokens: %d tokens were left out", n_ctx, reply.truncated_count)
     return Embedded(reply, load_ns, time.monotonic_ns() - caller.began_ns)

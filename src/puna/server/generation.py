@@ -7,6 +7,7 @@ Source: Ollama's REST API; product description "Truncation to context".
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -25,13 +26,36 @@ from puna.server.scheduler import Scheduler
 from puna.store.model import StoredModel
 
 T = TypeVar("T")
-MakePrompt = Callable[[Loaded], Awaitable[str]]
+MakePrompt = Callable[["Room"], Awaitable["Prompt"]]
 MakeParser = Callable[[str], Parser | None]
 MakeGrammar = Callable[[str], wire.Grammar | None]
 MakeThoughts = Callable[[str], wire.Thoughts | None]
 
 _SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
 _MAX_CONTEXTS = 10  # an answer without a limit of its own ends after so many contexts' worth of tokens
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a prompt is made for: the runner that counts tokens, and how many of them one request may have."""
+
+    runner: Runner
+    n_ctx: int
+
+    @classmethod
+    def of(cls, loaded: Loaded, wanted: WantedLoad) -> Room:
+        return cls(loaded.runner, wanted.n_ctx_in(loaded.n_ctx))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model reads, and what of the conversation is not in it since it did not fit."""
+
+    text: str
+    n_messages_cut: int = 0
+    n_tokens_cut: int = 0  # of those messages; of so many that not even their tokens were counted, at least so many
 
 
 @dataclass(frozen=True)
@@ -64,6 +88,8 @@ class Finished:
     done: wire.Done
     load_ns: int
     total_ns: int
+    truncated_messages: int = 0  # that did not fit the context
+    truncated_tokens: int = 0  # of them and of the rest of the prompt
 
 
 @dataclass(frozen=True)
@@ -102,9 +128,10 @@ async def run_scored(scheduler: Scheduler, job: Job) -> ScoredParts:
 async def _parts(loaded: Loaded, job: Job, seen: Generation) -> ScoredParts:
     seen.placed()
     load_ns = time.monotonic_ns() - job.began_ns
-    prompt = await job.make_prompt(loaded)
-    parser = job.make_parser(prompt)
-    async with aclosing(loaded.runner.complete(completion_request(job, prompt, loaded.n_ctx))) as replies:
+    room = Room.of(loaded, job.wanted)
+    prompt = await job.make_prompt(room)
+    parser = job.make_parser(prompt.text)
+    async with aclosing(loaded.runner.complete(completion_request(job, prompt.text, room.n_ctx))) as replies:
         async for reply in replies:
             if isinstance(reply, wire.Piece):
                 seen.piece()
@@ -118,19 +145,33 @@ async def _parts(loaded: Loaded, job: Job, seen: Generation) -> ScoredParts:
                 for part in parser.finish() if parser else ():
                     yield part
                 seen.done(reply)
-                yield Finished(reply, load_ns, time.monotonic_ns() - job.began_ns)
+                n_tokens_cut = prompt.n_tokens_cut + reply.truncated_count
+                if n_tokens_cut or prompt.n_messages_cut:
+                    _log_cut(prompt.n_messages_cut, n_tokens_cut, room.n_ctx)
+                yield Finished(reply, load_ns, time.monotonic_ns() - job.began_ns, prompt.n_messages_cut, n_tokens_cut)
+
+
+def _log_cut(n_messages: int, n_tokens: int, n_ctx: int) -> None:
+    log.warning(
+        "the prompt did not fit the context of %d tokens: %d messages were left out, at least %d tokens in all",
+        *(n_ctx, n_messages, n_tokens),
+    )
 
 
 def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequest:
+    """*n_ctx* is what the request may have, not what the runner has."""
     options = job.options
     limit = _MAX_CONTEXTS * n_ctx
+    fills = options.num_predict == wire.FILL_CONTEXT
     sampling = {name: getattr(options, name) for name in wire.SamplingOptions.__struct_fields__}
     return wire.CompletionRequest(
         prompt=prompt,
         context=job.context,
         sampling=wire.SamplingOptions(**sampling),
-        n_predict=options.num_predict if 0 <= options.num_predict <= limit else limit,
+        n_ctx=n_ctx,
+        n_predict=options.num_predict if 0 <= options.num_predict <= limit or fills else limit,
         n_keep=options.num_keep,
+        min_tokens=options.min_tokens,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
         grammar=job.make_grammar(prompt),
@@ -146,8 +187,8 @@ def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequ
 
 
 async def fit(
-    messages: Sequence[T], is_system: Callable[[T], bool], render: Callable[[list[T]], Awaitable[str]], runner: Runner, n_ctx: int
-) -> str:
+    messages: Sequence[T], is_system: Callable[[T], bool], render: Callable[[list[T]], Awaitable[str]], room: Room
+) -> Prompt:
     """The prompt of the longest end of a conversation that fits the context, system messages and the last one kept.
 
     Each step of the search renders and counts once; that a shorter conversation never has more tokens makes it a bisection.
@@ -157,26 +198,31 @@ async def fit(
         return [message for number, message in enumerate(messages) if number >= begin or is_system(message)]
 
     if all(map(is_system, messages[:-1])):
-        return await render(list(messages))  # nothing may be left out, so there is nothing to count
+        return Prompt(await render(list(messages)))  # nothing may be left out, so there is nothing to count
+
+    n_most = 0  # tokens of the longest that was tried and does not fit
+
+    async def rendered(begin: int) -> str:
+        """The prompt from that message on; empty when it does not fit."""
+        nonlocal n_most
+        text = await render(kept(begin))
+        if len(text.encode()) + _SPECIAL_TOKENS <= room.n_ctx:  # a token is a byte at least
+            return text
+        n = len(await room.runner.tokenize(text))
+        n_most = max(n_most, n)
+        return text if n <= room.n_ctx else ""
 
     # A message is a token at least: of more messages than that the first cannot be kept, however many were sent.
-    first = max(0, len(messages) - n_ctx)
-    if first == 0:
-        prompt = await render(kept(0))
-        if await _fits(prompt, runner, n_ctx):
-            return prompt
+    first = max(0, len(messages) - room.n_ctx)
+    if first == 0 and (text := await rendered(0)):
+        return Prompt(text)
     low, high, best = max(1, first), len(messages) - 1, ""
     while low < high:
         middle = (low + high) // 2
-        prompt = await render(kept(middle))
-        if await _fits(prompt, runner, n_ctx):
-            high, best = middle, prompt
+        if text := await rendered(middle):
+            high, best = middle, text
         else:
             low = middle + 1
-    return best if best and low == high else await render(kept(max(0, len(messages) - 1)))
-
-
-async def _fits(prompt: str, runner: Runner, n_ctx: int) -> bool:
-    if len(prompt.encode()) + _SPECIAL_TOKENS <= n_ctx:  # a token is a byte at least
-        return True
-    return len(await runner.tokenize(prompt)) <= n_ctx
+    best = best or await render(kept(high))
+    n_tokens_cut = n_most - len(await room.runner.tokenize(best)) if n_most > room.n_ctx else 0
+    return Prompt(best, len(messages) - len(kept(high)), n_tokens_cut)

@@ -49,6 +49,8 @@ def metrics(finished: Finished) -> dict[str, int | None]:
         "eval_count": done.eval_count,
         "eval_duration": done.eval_duration,
         "cached_count": done.cached_count,
+        "truncated_count": finished.truncated_tokens,
+        "truncated_messages": finished.truncated_messages,
     }
     return {name: count if count > 0 else None for name, count in counts.items()}
 

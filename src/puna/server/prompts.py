@@ -18,8 +18,7 @@ from typing import Any
 from puna.api.generate import Message
 from puna.gguf.reader import GGUFFile
 from puna.prompt.render import Renderer, Think, make_renderer
-from puna.server.generation import fit
-from puna.server.loaded import Loaded
+from puna.server.generation import Prompt, Room, fit
 from puna.store.model import StoredModel
 
 Turn = dict[str, Any]  # a message as templates see it
@@ -91,16 +90,16 @@ class Conversation:
     truncate: bool
     template: str = ""
 
-    async def prompt(self, loaded: Loaded) -> str:
-        """Render it, cut to the runner's context unless that is not wanted. Templates run in a thread: they may be slow."""
+    async def prompt(self, room: Room) -> Prompt:
+        """Render it, cut to the context unless that is not wanted. Templates run in a thread: they may be slow."""
         renderer = await asyncio.to_thread(renderer_for, self.model, self.template)
 
         async def render(turns: list[Turn]) -> str:
             return await asyncio.to_thread(renderer.chat, turns, self.tools or None, self.think)
 
         if not self.truncate or not self.turns:
-            return await render(self.turns)
-        return await fit(self.turns, _is_system, render, loaded.runner, loaded.n_ctx)
+            return Prompt(await render(self.turns))
+        return await fit(self.turns, _is_system, render, room)
 
 
 def _is_system(turn: Turn) -> bool:

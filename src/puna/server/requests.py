@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,8 +24,7 @@ from puna.prompt.render import Think
 from puna.server import prompts
 from puna.server.access import may_manage
 from puna.server.constraint import grammar_of, thoughts_of, with_thoughts
-from puna.server.generation import Job, MakePrompt
-from puna.server.loaded import Loaded
+from puna.server.generation import Job, MakePrompt, Prompt, Room
 from puna.server.metrics import Metrics
 from puna.server.scheduler import Scheduler
 from puna.settings import FOREVER, Settings
@@ -103,11 +102,12 @@ class Caller:
     async def prompt_of(self, job: Job) -> str:
         """What the model would be given; it is loaded for that, since only the runner can count tokens."""
         async with self.scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
-            return await job.make_prompt(loaded)
+            return (await job.make_prompt(Room.of(loaded, job.wanted))).text
 
     async def count_tokens(self, job: Job) -> int:
         async with self.scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
-            return len(await loaded.runner.tokenize(await job.make_prompt(loaded)))
+            prompt = await job.make_prompt(Room.of(loaded, job.wanted))
+            return len(await loaded.runner.tokenize(prompt.text))
 
 
 def _is_loopback(request: HTTPConnection) -> bool:
@@ -130,14 +130,14 @@ def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, d
     _check_images(model, request.model, has_images=bool(request.images))
     think = _common_checks(model, request)
 
-    async def make_prompt(loaded: Loaded) -> str:
+    async def make_prompt(room: Room) -> Prompt:
         if request.raw:
-            return request.prompt
+            return Prompt(request.prompt)
         if request.suffix:
             renderer = await asyncio.to_thread(prompts.renderer_for, model, request.template)
-            return await asyncio.to_thread(renderer.generate, request.prompt, request.system, request.suffix, think)
+            return Prompt(await asyncio.to_thread(renderer.generate, request.prompt, request.system, request.suffix, think))
         if not (request.template or model.messages) and await asyncio.to_thread(prompts.continues_texts, model):
-            return "\n\n".join(text for text in (request.system or model.system, request.prompt) if text)
+            return Prompt("\n\n".join(text for text in (request.system or model.system, request.prompt) if text))
         turns = prompts.assemble(
             model,
             [{"role": "user", "content": request.prompt}],
@@ -145,7 +145,7 @@ def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, d
             with_messages=not request.context,
         )
         truncate = request.truncate and not request.template
-        return await prompts.Conversation(model, turns, [], think, truncate, request.template).prompt(loaded)
+        return await prompts.Conversation(model, turns, [], think, truncate, request.template).prompt(room)
 
     extra = {"context": request.context, "return_tokens": not request.raw}
     return _job(caller, model, request, defaults, make_prompt, None if request.raw else think, [], **extra)
@@ -203,8 +203,9 @@ def _job(
 def _within_final(make_prompt: MakePrompt) -> MakePrompt:
     """Begin the message that a grammar is about: in the harmony format its header is made of control tokens."""
 
-    async def prompt(loaded: Loaded) -> str:
-        return f"{await make_prompt(loaded)}<|channel|>final<|message|>"
+    async def prompt(room: Room) -> Prompt:
+        made = await make_prompt(room)
+        return replace(made, text=f"{made.text}<|channel|>final<|message|>")
 
     return prompt
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from puna.api.options import DEPRECATED
 from puna.errors import BadRequest, FileFormatError
 from puna.store import parameters
 
@@ -61,7 +62,7 @@ class Modelfile:
         """All parameters with their types; deprecated ones are left out."""
         found: dict[str, Any] = {}
         for item in self.instructions:
-            if item.keyword != "parameter" or item.name in parameters.DEPRECATED:
+            if item.keyword != "parameter" or item.name in DEPRECATED:
                 continue
             value = parameters.parse(item.name, item.value)
             if item.name in parameters.LISTS:
@@ -73,7 +74,7 @@ class Modelfile:
     @property
     def deprecated(self) -> list[str]:
         """Names of parameters that are accepted without effect."""
-        return [i.name for i in self.instructions if i.keyword == "parameter" and i.name in parameters.DEPRECATED]
+        return [i.name for i in self.instructions if i.keyword == "parameter" and i.name in DEPRECATED]
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -167,7 +168,7 @@ def _instruction(keyword: str, rest: str, lines: _Lines, begin: int) -> Instruct
         rest = rest[match.end() :] if match else ""
         _check_name(keyword, name, begin)
     value = _value(rest, lines, begin)
-    if keyword == "parameter" and name not in parameters.DEPRECATED:
+    if keyword == "parameter" and name not in DEPRECATED:
         try:
             parameters.parse(name, value)
         except BadRequest as error:

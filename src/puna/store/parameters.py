@@ -5,31 +5,20 @@ Which options exist, and of which type, is puna.api.options' to say; what they d
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from puna.api.options import Options, merge
+from puna.api.options import Options, OptionTypeError, merge, warnings
 from puna.errors import BadRequest
+
+log = logging.getLogger(__name__)
 
 TYPES = {item.name: str(item.type).removesuffix(" | None") for item in fields(Options)}
 LISTS = frozenset(name for name, kind in TYPES.items() if kind == "list[str]")
-DEPRECATED = frozenset(
-    (
-        "penalize_newline",
-        "low_vram",
-        "f16_kv",
-        "logits_all",
-        "vocab_only",
-        "use_mlock",
-        "mirostat",
-        "mirostat_tau",
-        "mirostat_eta",
-        "draft_num_predict",
-    )
-)
-
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -46,6 +35,8 @@ def parse(name: str, text: str) -> Any:
         raise BadRequest(f"unknown parameter '{name}'")
     if name in LISTS:
         return text
+    if kind.startswith("dict"):
+        return _object(name, text)
     if kind == "int" and _INTEGER.fullmatch(text) and -(1 << 63) <= int(text) < 1 << 63:
         return int(text)
     if kind == "float" and _FLOAT.fullmatch(text) and abs(float(text)) < 1 << 63:
@@ -55,12 +46,21 @@ def parse(name: str, text: str) -> Any:
     raise BadRequest(f"invalid {kind} value [{text}]")
 
 
+def _object(name: str, text: str) -> Any:
+    try:
+        return getattr(merge({name: json.loads(text)}), name)
+    except (ValueError, RecursionError, OptionTypeError) as error:
+        raise BadRequest(f"invalid {name} value [{text[:100]}]: a JSON object from tokens' numbers to numbers") from error
+
+
 def check(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values from JSON with their types checked; unknown names are logged, they and nulls left out.
 
     Errors: OptionTypeError naming the option and the type it must have.
     """
     checked = merge(values)
+    for text in warnings(values):
+        log.warning("%s", text)
     return {name: getattr(checked, name) for name, value in values.items() if name in TYPES and value is not None}
 
 
@@ -74,9 +74,11 @@ def lines(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def number_text(value: Any) -> str:
-    """A number or boolean as Go prints it: whole floats without a point."""
+    """A number, boolean or object as Go prints it: whole floats without a point."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, dict):
+        return json.dumps(value, separators=(",", ":"))
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
         return str(int(value))
     return str(value)

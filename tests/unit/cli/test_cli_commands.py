@@ -265,13 +265,13 @@ def test_create_sends_files_and_instructions(puna: Cli, fake: FakeServer, tmp_pa
     weights = b"GGUF" + bytes(5000)
     (folder / "tiny.gguf").write_bytes(weights)
     (folder / "Modelfile").write_text(
-        "FROM ./tiny.gguf\nPARAMETER temperature 0.5\nPARAMETER stop a\nPARAMETER stop b\nPARAMETER mirostat 1\n"
+        "FROM ./tiny.gguf\nPARAMETER temperature 0.5\nPARAMETER stop a\nPARAMETER stop b\nPARAMETER low_vram 1\n"
         'SYSTEM """Be\nkind."""\nMESSAGE user hi\nLICENSE MIT\n'
     )
     done = puna("create", "mine", "-f", "recipe/Modelfile", "-q", "q8_0")
     digest = f"sha256:{hashlib.sha256(weights).hexdigest()}"
     assert (done.returncode, done.stdout) == (0, "")
-    assert "warning: parameter mirostat is deprecated" in done.stderr
+    assert "warning: parameter low_vram is deprecated" in done.stderr
     assert f"copying file {digest}: 100%" in done.stderr
     assert done.stderr.endswith("writing manifest\nsuccess\n")
     assert fake.blobs == {digest: weights}

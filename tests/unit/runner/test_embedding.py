@@ -39,8 +39,8 @@ def job(*inputs: Any, n_ctx: int = 16, **fields: Any) -> tuple[EmbeddingJob, lis
 
 
 def test_a_cut_text_keeps_its_end_token() -> None:
-    assert tokenize("abcdef", 0, LETTERS, 5, True) == [BEGIN, *map(ord, "abc"), END]
-    assert tokenize([9, 8, 7], 0, LETTERS, 2, True) == [9, 8]
+    assert tokenize("abcdef", 0, LETTERS, 5, True) == ([BEGIN, *map(ord, "abc"), END], 3)
+    assert tokenize([9, 8, 7], 0, LETTERS, 2, True) == ([9, 8], 1)
 
 
 @pytest.mark.parametrize(

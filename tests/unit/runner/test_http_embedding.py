@@ -25,7 +25,12 @@ def client(engine: FakeEngine) -> Iterator[httpx.Client]:
 def test_the_reply_has_a_vector_per_input(client: httpx.Client) -> None:
     response = client.post("/embedding", json={"inputs": ["a", [1, 2, 3]]})
     assert response.status_code == 200
-    assert response.json() == {"embeddings": [[1.0, 0.5], [3.0, 0.5]], "prompt_eval_count": 7, "has_probabilities": False}
+    assert response.json() == {
+        "embeddings": [[1.0, 0.5], [3.0, 0.5]],
+        "prompt_eval_count": 7,
+        "truncated_count": 0,
+        "has_probabilities": False,
+    }
     assert client.get("/metrics").json()["completions"] == {"embedding_requests": 1, "embedded_tokens": 7}
 
 

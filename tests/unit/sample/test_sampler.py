@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from puna.sample import transforms
-from puna.sample.sampler import SampleError, Sampler, sample_batch
+from puna.sample.choice import sample_batch
+from puna.sample.sampler import SampleError, Sampler
 from puna.wire import SamplingOptions
 
 N_VOCAB = 30000  # more than NARROW, with enough blocks for the fast top-k
@@ -135,15 +136,17 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(options: dict[str, 
     assert ((counts - wanted)[possible] ** 2 / wanted[possible]).sum() < 20  # chi-square, 3 degrees: p = 0.0002
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 8.0])  # 15, 1500 and 20000 tokens make up the 0.9
-def test_top_p_alone_agrees_with_sorting_the_vocabulary(temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 8.0])  # 15, 1500 and 20000 tokens make up the 0.9 where it comes first
+@pytest.mark.parametrize("order", [("top_p", "temperature"), ("temperature", "top_p")])
+def test_top_p_alone_agrees_with_sorting_the_vocabulary(temperature: float, order: tuple[str, str]) -> None:
     for seed in range(10):
         row = random_logits(1, seed)
         ids = transforms.top_k(row[0], 0)
-        probs = transforms.softmax(row[:, ids], temperature)
-        probs *= transforms.keep_top_p(probs, np.array([0.9]))
+        values = row[:, ids].astype(np.float64)
+        keep = transforms.keep_top_p(transforms.softmax(values, temperature if order[0] == "temperature" else 1), np.array([0.9]))
+        probs = transforms.softmax(values, temperature) * keep
         expected = ids[transforms.draw(probs, np.array([sampler(seed=seed).uniform()]))]
-        assert token(sample_batch(row, [sampler(top_k=0, temperature=temperature, seed=seed)])) == expected
+        assert token(sample_batch(row, [sampler(top_k=0, temperature=temperature, seed=seed, samplers=order)])) == expected
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])

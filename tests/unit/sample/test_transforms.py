@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.sample import transforms
+from puna.sample.sampler import Sampler
 from puna.sample.transforms import BLOCK, Doubles, Floats
+from puna.wire import SamplingOptions
 
 # A few distinct values make ties, infinities and NaN likely.
 logit = st.one_of(
@@ -147,17 +149,16 @@ def test_top_p_counts(p: float, least: int, most: int) -> None:
     assert least <= keep.sum() <= most
 
 
-@pytest.mark.parametrize(("p", "least", "most"), [(1.0, 1, 1), (0.2, 1, 3), (0.0, 8, 8)])
+@pytest.mark.parametrize(("p", "least", "most"), [(1.0, 1, 1), (0.2, 1, 3), (1e-9, 8, 8)])
 def test_min_p_counts(p: float, least: int, most: int) -> None:
-    keep = transforms.keep_min_p(probabilities(-2, 0, -1, -3, 2, 1, 4, 3), one(p))
+    keep = transforms.keep_min_p(np.array([[4.0, 3, 2, 1, 0, -1, -2, -3]]), one(p))
     assert least <= keep.sum() <= most
 
 
-@given(finite_rows, share)
+@given(finite_rows, share.filter(lambda p: p > 0))
 def test_min_p_keeps_what_is_near_the_likeliest(row: Floats, p: float) -> None:
-    probs = transforms.softmax(row[None])
-    keep = transforms.keep_min_p(probs, one(p))[0]
-    assert keep.tolist() == [bool(q >= p * max(probs[0])) for q in probs[0]]
+    keep = transforms.keep_min_p(row[None], one(p))[0]
+    assert keep.tolist() == [float(x) >= float(max(row)) + math.log(p) for x in row]
     assert keep.any()
 
 
@@ -197,8 +198,12 @@ def test_penalties_agree_with_the_definition(
     row: Floats, seen: dict[int, int], repeat: float, presence: float, frequency: float
 ) -> None:
     before = row.copy()
-    tokens, counts = np.array(list(seen), np.int64), np.array(list(seen.values()), np.int64)
-    result = transforms.penalize(row, tokens, counts, repeat=repeat, presence=presence, frequency=frequency)
+    given = SamplingOptions(
+        repeat_penalty=repeat, presence_penalty=presence, frequency_penalty=frequency, repeat_last_n=-1, seed=1
+    )
+    sampler = Sampler(given)
+    sampler.accept_many([token for token, count in seen.items() for _ in range(count)])
+    result = sampler.rescored(row)
     expected = [float(x) for x in row]
     for token, count in seen.items():
         if 0 <= token < len(row):
@@ -210,7 +215,9 @@ def test_penalties_agree_with_the_definition(
 
 def test_penalties_bear_infinite_logits() -> None:
     row = np.array([math.inf, -math.inf, 3e38, -3e38], np.float32)
-    result = transforms.penalize(row, np.arange(4), np.ones(4, np.int64), repeat=1e6, presence=1e6, frequency=-1e6)
+    sampler = Sampler(SamplingOptions(repeat_penalty=1e6, presence_penalty=1e6, frequency_penalty=-1e6, seed=1))
+    sampler.accept_many(range(4))
+    result = sampler.rescored(row)
     assert result[0] == math.inf
     assert result[1] == -math.inf
     assert result[3] == -math.inf

@@ -87,7 +87,7 @@ def test_options_reach_the_runner(shared: Live) -> None:
         "ignore_eos": True,
         "repeat_penalty": None,
         "unknown": 1,
-        "mirostat": 2,
+        "low_vram": True,
     }
     request = {"model": "hello", "prompt": "Hi", "options": options, "truncate": False, "shift": False, "stream": False}
     reply = shared.post("/api/generate", request).json()
@@ -104,7 +104,7 @@ def test_options_reach_the_runner(shared: Live) -> None:
     assert (sent["truncate"], sent["shift"]) == (False, False)
 
 
-@pytest.mark.parametrize(("num_predict", "expected"), [(-1, 20480), (-2, 20480), (10**9, 20480), (5, 5), (0, 0)])
+@pytest.mark.parametrize(("num_predict", "expected"), [(-1, 20480), (-2, -2), (10**9, 20480), (5, 5), (0, 0)])
 def test_answers_are_bounded(shared: Live, num_predict: int, expected: int) -> None:
     shared.post("/api/generate", {"model": "hello", "prompt": "Hi", "options": {"num_predict": num_predict}})
     assert last_completion(shared)["n_predict"] == expected

@@ -118,9 +118,9 @@ def test_errors_name_the_line(text: str, message: str) -> None:
 
 
 def test_deprecated_parameters_are_accepted_and_named() -> None:
-    parsed = modelfile.parse("FROM x\nPARAMETER mirostat 1\nPARAMETER top_k 5")
+    parsed = modelfile.parse("FROM x\nPARAMETER low_vram 1\nPARAMETER top_k 5")
     assert parsed.parameters == {"top_k": 5}
-    assert parsed.deprecated == ["mirostat"]
+    assert parsed.deprecated == ["low_vram"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

@@ -14,7 +14,10 @@ from puna.store import parameters
     [
         ({"num_ctx": 4096.0, "temperature": 1, "stop": ["x"]}, {"num_ctx": 4096, "temperature": 1.0, "stop": ["x"]}),
         ({"seed": None}, {}),
-        ({"mirostat": 1}, {}),
+        ({"low_vram": True}, {}),
+        ({"mirostat": 1}, {"mirostat": 1}),
+        ({"logit_bias": {"7": -1, "8": 2.5}}, {"logit_bias": {7: -1.0, 8: 2.5}}),
+        ({"samplers": ["temp", "Top-K"]}, {"samplers": ["temperature", "top_k"]}),
     ],
 )
 def test_checked_values(values: dict[str, Any], expected: dict[str, Any]) -> None:

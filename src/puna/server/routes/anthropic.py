@@ -114,12 +114,14 @@ def _end(finished: Finished, stop_sequences: list[str], *, has_called: bool) -> 
 
 def _usage(finished: Finished) -> dict[str, int]:
     done = finished.done
-    return {
+    usage = {
         "input_tokens": done.prompt_eval_count - done.cached_count,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": done.cached_count,
         "output_tokens": done.eval_count,
     }
+    cut = {"truncated_input_tokens": finished.truncated_tokens, "truncated_messages": finished.truncated_messages}
+    return usage | {name: count for name, count in cut.items() if count > 0}
 
 
 async def _events(parts: Parts, head: dict[str, Any], stop_sequences: list[str], n_estimated: int) -> AsyncGenerator[bytes, None]:

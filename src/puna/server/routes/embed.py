@@ -40,6 +40,8 @@ async def embed(request: Request) -> Response:
         "load_duration": embedded.load_ns,
         "prompt_eval_count": embedded.reply.prompt_eval_count,
     }
+    if embedded.reply.truncated_count:
+        counts["truncated_count"] = embedded.reply.truncated_count
     return await _respond({"model": message.model, "embeddings": embedded.reply.embeddings, **counts}, embedded)
 
 
@@ -67,11 +69,14 @@ async def openai_embeddings(request: Request) -> Response:
     if message.encoding_format == "base64":
         vectors = [base64.b64encode(struct.pack(f"<{len(v)}f", *v)).decode() for v in vectors]
     n_tokens = embedded.reply.prompt_eval_count
+    usage: dict[str, Any] = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    if embedded.reply.truncated_count:
+        usage["prompt_tokens_details"] = {"truncated_tokens": embedded.reply.truncated_count}
     body = {
         "object": "list",
         "data": [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)],
         "model": message.model,
-        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        "usage": usage,
     }
     return await _respond(body, embedded)
 

@@ -253,8 +253,13 @@ def _usage(finished: Finished) -> dict[str, Any]:
         "completion_tokens": done.eval_count,
         "total_tokens": done.prompt_eval_count + done.eval_count,
     }
-    if done.cached_count > 0:
-        usage["prompt_tokens_details"] = {"cached_tokens": done.cached_count}
+    details = {
+        "cached_tokens": done.cached_count,
+        "truncated_tokens": finished.truncated_tokens,
+        "truncated_messages": finished.truncated_messages,
+    }
+    if any(details.values()):
+        usage["prompt_tokens_details"] = {name: count for name, count in details.items() if count > 0}
     if done.thought_count > 0:
         usage["completion_tokens_details"] = {"reasoning_tokens": done.thought_count}
     return usage

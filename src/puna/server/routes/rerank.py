@@ -29,18 +29,23 @@ async def native_rerank(request: Request) -> Response:
         "load_duration": found.load_ns,
         "prompt_eval_count": found.reply.prompt_eval_count,
     }
+    if found.reply.truncated_count:
+        counts["truncated_count"] = found.reply.truncated_count
     return json_response({"model": message.model, "results": _results(message, found.reply), **counts})
 
 
 async def openai_rerank(request: Request) -> Response:
     message, found = await _ranked(request)
     n_tokens = found.reply.prompt_eval_count
+    usage: dict[str, Any] = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    if found.reply.truncated_count:
+        usage["prompt_tokens_details"] = {"truncated_tokens": found.reply.truncated_count}
     body = {
         "id": f"rerank-{secrets.token_hex(12)}",
         "object": "list",
         "model": message.model,
         "results": _results(message, found.reply),
-        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        "usage": usage,
     }
     return json_response(body)
 

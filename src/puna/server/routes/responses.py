@@ -179,7 +179,7 @@ class _Answer:
             "error": None,
             "tools": request.tools,
             "tool_choice": request.tool_choice or "auto",
-            "truncation": request.truncation,
+            "truncation": request.truncation or "auto",
             "parallel_tool_calls": True,
             "text": {"format": request.text.format or {"type": "text"}},
             "top_p": 1.0 if request.top_p is None else request.top_p,
@@ -213,9 +213,10 @@ def _kind(part: Part | Finished) -> str:
 
 def _usage(finished: Finished) -> dict[str, Any]:
     done = finished.done
+    cut = {"truncated_tokens": finished.truncated_tokens, "truncated_messages": finished.truncated_messages}
     return {
         "input_tokens": done.prompt_eval_count,
-        "input_tokens_details": {"cached_tokens": done.cached_count},
+        "input_tokens_details": {"cached_tokens": done.cached_count} | {name: count for name, count in cut.items() if count > 0},
         "output_tokens": done.eval_count,
         "output_tokens_details": {"reasoning_tokens": done.thought_count},
         "total_tokens": done.prompt_eval_count + done.eval_count,
