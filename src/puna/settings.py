@@ -79,6 +79,7 @@ def parse_address(text: str) -> Address:
     return Address(scheme, host or "127.0.0.1", number, "/" + path.strip("/") if path.strip("/") else "")
 
 
+MAX_DURATION_CHARS = 100
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -87,6 +88,8 @@ def parse_duration(text: str) -> float:
 
     Errors: ValueError with Go's wording.
     """
+    if len(text) > MAX_DURATION_CHARS:
+        raise ValueError(f'time: invalid duration "{text[:MAX_DURATION_CHARS]}..."')
     body = text.lstrip("+-")
     if body == "0":
         return 0.0

@@ -9,11 +9,11 @@ from puna.engines import WHERE_LISTED
 from puna.errors import BadRequest, FileFormatError, LoadError, MissingTensors, OutOfMemory, PunaError, UnsupportedModel
 from puna.native.log import Line
 
-_UNKNOWN = re.compile(r"unknown model architecture: '(.*)'")
-_MISSING = re.compile(r"missing tensor '(?P<a>.*)'|tensor '(?P<b>.*)' not found")
+_UNKNOWN = re.compile(r"unknown model architecture: '([^'\n]*)'")
+_MISSING = re.compile(r"missing tensor '(?P<a>[^'\n]*)'|tensor '(?P<b>[^'\n]*)' not found")
 _MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|failed to reserve|bad_alloc", re.IGNORECASE)
-_MALFORMED = re.compile(r"tensor '.*' has wrong shape.*|key not found in model: .*|wrong number of tensors.*")
-_CACHE_TYPE = re.compile(r"([KV] cache type .* does not divide .*|quantized V cache requires flash_attn.*)")
+_MALFORMED = re.compile(r"tensor '[^'\n]*' has wrong shape.*|key not found in model: .*|wrong number of tensors.*")
+_CACHE_TYPE = re.compile(r"([KV] cache type .{1,100} does not divide .*|quantized V cache requires flash_attn.*)")
 _PREFIX = re.compile(r"^\w+: (error loading model: )?")
 
 # Lines that follow a failure and only say that there was one.

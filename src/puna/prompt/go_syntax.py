@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -236,6 +237,29 @@ def parse(source: str, functions: Sequence[str]) -> Tree:
     return Tree(root, parser.templates)
 
 
+class _Scope:
+    """Variables in the order of their declarations; the same name may be declared again further in."""
+
+    def __init__(self) -> None:
+        self._names = ["$"]
+        self._n_declared = Counter(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return self._n_declared[name] > 0
+
+    @property
+    def size(self) -> int:
+        return len(self._names)
+
+    def declare(self, names: Sequence[str]) -> None:
+        self._names += names
+        self._n_declared.update(names)
+
+    def forget(self, size: int) -> None:
+        self._n_declared.subtract(self._names[size:])
+        del self._names[size:]
+
+
 class _Parser:
     def __init__(self, parts: list[_Part], functions: frozenset[str]) -> None:
         self.parts = parts
@@ -243,7 +267,7 @@ class _Parser:
         self.functions = functions
         self.templates: dict[str, tuple[Node, ...]] = {}
         self.called: list[tuple[str, int]] = []
-        self.variables = ["$"]
+        self.variables = _Scope()
         self.depth = 0
         self.range_depth = 0
 
@@ -294,7 +318,7 @@ class _Parser:
     def branch(self, action: _Action) -> tuple[Pipe, tuple[Node, ...], tuple[Node, ...]]:
         """Condition, body and alternative of if, with and range."""
         keyword = action.keyword
-        n_variables = len(self.variables)
+        n_variables = self.variables.size
         self.enter(action.line)
         self.range_depth += keyword == "range"
         pipe = action.pipe(is_whole=True, is_range=keyword == "range")
@@ -307,7 +331,7 @@ class _Parser:
         else:
             end.finish()
         self.depth -= 1
-        del self.variables[n_variables:]
+        self.variables.forget(n_variables)
         return pipe, body, orelse
 
     def alternative(self, action: _Action, keyword: str) -> tuple[Node, ...]:
@@ -336,7 +360,7 @@ class _Parser:
 
     def definition(self) -> tuple[Node, ...]:
         outer, outer_ranges = self.variables, self.range_depth
-        self.variables, self.range_depth = ["$"], 0
+        self.variables, self.range_depth = _Scope(), 0
         self.depth += 1
         body, end = self.nodes(("end",))
         assert end is not None
@@ -414,7 +438,7 @@ class _Action:
         if is_whole:
             self.finish()
         if is_declaration:
-            self.parser.variables.extend(names)
+            self.parser.variables.declare(names)
         return Pipe(tuple(commands), names, is_declaration)
 
     def targets(self, is_range: bool) -> tuple[tuple[str, ...], bool]:

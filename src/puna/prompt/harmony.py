@@ -17,6 +17,9 @@ _HEADER_MARKS = (_START, "<|channel|>", "<|constrain|>")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START, "<|channel|>")
 _ROLE = "assistant"
 
+MAX_HEADER_CHARS = 512  # what has no end within them is no header
+_STRETCH = 256
+
 # How a thought begins, how it ends, and what brings the answer after it.
 THOUGHT_BEGIN, THOUGHT_END = "<|channel|>analysis<|message|>", "<|end|>"
 TO_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -45,10 +48,11 @@ class HarmonyParser:
             self._header = header
 
     def feed(self, text: str) -> list[Part]:
-        self._held += text
         found: list[Part] = []
-        while self._step(found):
-            pass
+        for begin in range(0, len(text), _STRETCH):  # what is held stays short, however much comes at once
+            self._held += text[begin : begin + _STRETCH]
+            while self._step(found):
+                pass
         return joined(found)
 
     def finish(self) -> list[Part]:
@@ -67,12 +71,14 @@ class HarmonyParser:
 
     def _read_header(self) -> bool:
         assert self._header is not None
-        before, mark, rest = self._held.partition(_MESSAGE)
+        before, mark, _ = self._held[: MAX_HEADER_CHARS + len(_MESSAGE)].partition(_MESSAGE)
         if "<|channel|>" not in self._header and not _may_be_header(before, is_whole=bool(mark)):
             self._header = None
         elif mark:
             self._open(self._header + before)
-            self._held = rest
+            self._held = self._held[len(before) + len(mark) :]
+        elif len(before) >= MAX_HEADER_CHARS + len(_MESSAGE):
+            self._header = None
         else:
             return False
         return True

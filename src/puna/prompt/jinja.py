@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import string
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ MAX_ERROR_CHARS = 500
 MAX_INDENT = 64
 MAX_STRIP_CHARS = 256
 MAX_INTEGER_BITS = 4096
+_MAX_WIDTH_DIGITS = 3
+_TOO_WIDE = "a format with a computed width or one of four digits is not allowed"
+_CHARS_PER_STEP = 1024  # of a search that may look at a character many times
 
 _FILTERS = """
     abs attr capitalize count d default dictsort e escape first float groupby indent int items join last length list lower
@@ -49,8 +53,9 @@ _METHODS = """
 """
 _ALLOWED_METHODS = frozenset(_METHODS.split())
 _PLAIN_DATE = re.compile(r"(?:%%|%-?[A-Za-z]|[^%])*")
-_WIDE_PERCENT = re.compile(r"%[^%a-zA-Z]*(?:\*|\d{4})")
-_WIDE_BRACE = re.compile(r"\{[^{}]*[:!][^{}]*(?:\{|\d{4})")
+_PERCENT = re.compile(r"%%|%(?P<key>\((?P<end>[^()]*\))?)?[#0 +-]*(?P<width>\*|\d*)(?:\.(?P<precision>\*|\d*))?")
+_WIDE = re.compile(r"\d{4}")
+_SEARCHES_BACKWARDS = frozenset(("rfind", "rindex", "rpartition", "rsplit"))
 
 _budget: ContextVar[Budget] = ContextVar("budget")
 
@@ -143,8 +148,7 @@ class _BoundFormat:
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> str:
-        if _WIDE_BRACE.search(self._template):
-            raise SecurityError("a format with a computed width or one of four digits is not allowed")
+        _check_braces(self._template)
         budget = _budget.get()
         budget.text(len(self._template) + self._template.count("{") * budget.weight([args, kwargs]))
         return self._call(*args, **kwargs)
@@ -228,7 +232,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if not __self.is_safe_callable(__obj):
             raise SecurityError(f"calling {getattr(__obj, '__name__', type(__obj).__name__)!r} is not allowed")
         if isinstance(__obj, types.BuiltinMethodType):
-            args = _checked_arguments(budget, __obj.__name__, __obj.__self__, args)
+            args = _checked_arguments(budget, __obj.__name__, __obj.__self__, args, kwargs)
         return budget.admit(super().call(__context, __obj, *args, **kwargs))
 
 
@@ -273,7 +277,9 @@ def _drained(budget: Budget, items: Iterator[Any]) -> list[Any]:
     return drained
 
 
-def _checked_arguments(budget: Budget, name: str, owner: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _checked_arguments(
+    budget: Budget, name: str, owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
     if not isinstance(owner, str):
         return args
     if name == "replace":
@@ -284,6 +290,11 @@ def _checked_arguments(budget: Budget, name: str, owner: Any, args: tuple[Any, .
         return (items,)
     elif name in ("strip", "lstrip", "rstrip"):
         _check_strip(args)
+    elif name in _SEARCHES_BACKWARDS:
+        # Such a search may compare all of what it looks for at each place, unlike one that goes forwards.
+        wanted = [item for item in (*args, *kwargs.values()) if isinstance(item, str)]
+        _check_strip(wanted)
+        budget.step(len(owner) * max(map(len, wanted), default=0) // _CHARS_PER_STEP)
     return args
 
 
@@ -294,7 +305,7 @@ def _check_replace(budget: Budget, text: str, old: Any = "", new: Any = "", *_: 
 
 def _check_strip(args: Iterable[Any]) -> None:
     if any(isinstance(item, str) and len(item) > MAX_STRIP_CHARS for item in args):
-        raise SecurityError(f"more than {MAX_STRIP_CHARS} characters to strip")
+        raise SecurityError(f"more than {MAX_STRIP_CHARS} characters to strip or to look for from the end")
 
 
 def _check_indent(budget: Budget, name: str, value: Any, given: list[Any]) -> None:
@@ -321,10 +332,19 @@ def _check_power(left: Any, right: Any) -> None:
 
 
 def _check_percent(budget: Budget, template: str, values: Any) -> None:
-    if _WIDE_PERCENT.search(template):
-        raise SecurityError("a format with a computed width or one of four digits is not allowed")
+    for found in _PERCENT.finditer(template):
+        widths = (found["width"] or "", found["precision"] or "")
+        if any(width == "*" or len(width) > _MAX_WIDTH_DIGITS for width in widths) or (found["key"] and not found["end"]):
+            raise SecurityError(_TOO_WIDE)
     times = template.count("%") if isinstance(values, Mapping) else 1
     budget.text(len(template) + times * budget.weight(values))
+
+
+def _check_braces(template: str) -> None:
+    """Errors: SecurityError for a width that would fill memory; ValueError for what is no format."""
+    for _, _, spec, conversion in string.Formatter().parse(template):
+        if "{" in (spec or "") + (conversion or "") or _WIDE.search(spec or ""):
+            raise SecurityError(_TOO_WIDE)
 
 
 def _to_json(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import secrets
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
 _ID_CHARACTERS = string.ascii_lowercase + string.digits
@@ -53,15 +55,18 @@ def overlap(text: str, tag: str) -> int:
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
 
 
-def joined(parts: list[Part]) -> list[Part]:
+def joined(parts: Iterable[Part]) -> list[Part]:
     """Neighbouring texts and neighbouring thoughts become one; empty ones go."""
     found: list[Part] = []
-    for part in parts:
-        last = found[-1] if found else None
-        if isinstance(part, str) and isinstance(last, str):
-            found[-1] = last + part
-        elif isinstance(part, Thought) and isinstance(last, Thought):
-            found[-1] = Thought(last.text + part.text)
-        elif part not in ("", Thought("")):
-            found.append(part)
+    for kind, group in groupby(filter(_is_something, parts), type):
+        if kind is str:
+            found.append("".join(map(str, group)))
+        elif kind is Thought:
+            found.append(Thought("".join(part.text for part in group if isinstance(part, Thought))))
+        else:
+            found += group
     return found
+
+
+def _is_something(part: Part) -> bool:
+    return part not in ("", Thought(""))

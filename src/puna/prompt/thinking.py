@@ -9,12 +9,10 @@ Source: product description, "Thinking extraction".
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass
 
 from puna.prompt.output import Part, Thought, overlap
-
-_AROUND_THINKING = re.compile(r"\}\}([^{}]*\S[^{}]*)\{\{-?\s*(?:\$?\w*)\.Thinking\s*-?\}\}([^{}]*\S[^{}]*)\{\{", re.DOTALL)
+from puna.prompt.template_text import around_thinking
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,9 @@ _KNOWN = (
 
 def tags_in(go_template: str, jinja_template: str) -> Tags:
     """The text directly before and after the thinking in the Go template, else tags that a template names, else the usual."""
-    match = _AROUND_THINKING.search(go_template)
-    if match:
-        return Tags(match.group(1).strip(), match.group(2).strip())
+    around = around_thinking(go_template)
+    if around:
+        return Tags(*around)
     template = go_template or jinja_template
     return next((tags for tags in _KNOWN if tags.begin in template or tags.end in template), Tags())
 
@@ -58,6 +56,7 @@ class ThinkingParser:
 
     def __init__(self, tags: Tags, prompt: str) -> None:
         self._tags = tags
+        self._leading: list[str] = []  # white space so far, where nothing else came
         self._held = ""
         self._state = _State.AFTER_BEGIN if tags.are_open_in(prompt) else _State.BEFORE
 
@@ -72,6 +71,8 @@ class ThinkingParser:
     def finish(self) -> list[Part]:
         """What was held back, now that no more comes."""
         rest, self._held = self._held, ""
+        if self._state is _State.BEFORE:
+            rest = "".join([*self._leading, rest])
         if not rest or self._state in (_State.AFTER_BEGIN, _State.AFTER_END):
             return []
         return [Thought(rest) if self._state is _State.THINKING else rest]
@@ -92,12 +93,15 @@ class ThinkingParser:
 
     def _look_for_begin(self) -> bool:
         start = self._held.lstrip()
+        self._leading.append(self._held[: len(self._held) - len(start)])
+        self._held = start
         if start.startswith(self._tags.begin):
             self._held = start[len(self._tags.begin) :]
             self._state = _State.AFTER_BEGIN
         elif self._tags.begin.startswith(start):
             return False
         else:
+            self._held = "".join([*self._leading, start])
             self._state = _State.ANSWERING
         return True
 

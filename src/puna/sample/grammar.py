@@ -30,6 +30,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from puna.errors import BadRequest, Overloaded
 from puna.sample.matcher import Compiled, GrammarError, Matcher, fill, guarded, one_line, raise_error
+from puna.sample.schema import closed
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import Grammar
 
@@ -233,13 +234,8 @@ def _answer(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(grammar.text)
     # Keywords that the library does not know are passed over with a warning, as other servers pass over them.
     options: Any = {"whitespace_pattern": JSON_SPACE, "lenient": True}
-    return LLMatcher.grammar_from_json_schema(JSON_OBJECT if grammar.kind == "json" else _schema(grammar.text), options)
-
-
-def _schema(text: str) -> str:
-    """Who names properties means an object, though by the letter of JSON Schema anything else has these properties too."""
-    schema = json.loads(text)
-    return json.dumps({"type": "object", **schema}) if "properties" in schema and "type" not in schema else text
+    schema = JSON_OBJECT if grammar.kind == "json" else json.dumps(closed(json.loads(grammar.text)))
+    return LLMatcher.grammar_from_json_schema(schema, options)
 
 
 def _literal(text: str) -> str:

@@ -5,8 +5,7 @@ Reads templates only as far as to see which variables they use; rendering them i
 
 from __future__ import annotations
 
-import re
-
+from puna.prompt.template_text import around_thinking, go_fields, jinja_words
 from puna.store.config import ModelConfig
 from puna.store.details import FileDetails
 
@@ -53,12 +52,7 @@ THINKING_PARSERS = frozenset(
 )
 THINKING_FAMILIES = frozenset({"gptoss", "gpt-oss"})
 
-_GO_COMMENT = re.compile(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", re.DOTALL)
-_GO_ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-_GO_THINKING = re.compile(r"\}\}([^{}]*\S[^{}]*)\{\{-?\s*(?:\$?\w*)\.Thinking\s*-?\}\}([^{}]*\S[^{}]*)\{\{", re.DOTALL)
 _JINJA_THINKING = ("<think>", "<thinking>", "[THINK]", "<|START_THINKING|>", "<seed:think>", "<|channel|>analysis")
-_JINJA_TAG = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
-_STRING = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 
 
 def capabilities(file: FileDetails | None, template: str, config: ModelConfig, *, has_projector: bool) -> list[str]:
@@ -71,9 +65,9 @@ def capabilities(file: FileDetails | None, template: str, config: ModelConfig, *
         if file.has_audio:
             found.append("audio")
     jinja = file.chat_template if file is not None and not template else ""
-    if _uses(template, "Tools") or _mentions_tools(jinja) or config.parser in TOOL_PARSERS:
+    if "Tools" in go_fields(template) or "tools" in jinja_words(jinja) or config.parser in TOOL_PARSERS:
         found.append("tools")
-    if _uses(template, "Suffix"):
+    if "Suffix" in go_fields(template):
         found.append("insert")
     if _shows_thinking(template, jinja) or config.parser in THINKING_PARSERS or config.model_family in THINKING_FAMILIES:
         found.append("thinking")
@@ -81,15 +75,7 @@ def capabilities(file: FileDetails | None, template: str, config: ModelConfig, *
     return list(dict.fromkeys(found))
 
 
-def _uses(template: str, variable: str) -> bool:
-    wanted = re.compile(rf"\.{variable}\b")
-    actions = (_STRING.sub("", action) for action in _GO_ACTION.findall(_GO_COMMENT.sub("", template)))
-    return any(wanted.search(action) for action in actions)
-
-
 def _shows_thinking(template: str, jinja: str) -> bool:
-    return any(mark in jinja for mark in _JINJA_THINKING) or bool(_GO_THINKING.search(template) and _uses(template, "Messages"))
-
-
-def _mentions_tools(jinja: str) -> bool:
-    return any(re.search(r"\btools\b", _STRING.sub("", tag)) for tag in _JINJA_TAG.findall(jinja))
+    if any(mark in jinja for mark in _JINJA_THINKING):
+        return True
+    return "Messages" in go_fields(template) and around_thinking(template) is not None

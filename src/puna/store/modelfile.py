@@ -187,24 +187,19 @@ def _check_name(keyword: str, name: str, line: int) -> None:
 
 def _value(first: str, lines: _Lines, begin: int) -> str:
     """The rest of the line, or all up to the line whose end closes the quote."""
-    text = first
-    if not text.strip():
+    if not first.strip():
         raise FileFormatError(f"(line {begin}): unexpected EOF: the value is missing")
-    while (value := _unquoted(text.strip())) is None:
+    mark = next((mark for mark in ('"""', '"') if first.lstrip().startswith(mark)), "")
+    parts = [first]
+    while True:
+        if parts[-1].rstrip().endswith(mark):
+            text = "".join(parts).strip()
+            if len(text) >= 2 * len(mark):
+                return text.removeprefix(mark).removesuffix(mark)
         line = lines.next()
         if line is None:
             raise FileFormatError(f"(line {begin}): unexpected EOF: the quote that begins here is never closed")
-        text += line
-    return value
-
-
-def _unquoted(text: str) -> str | None:
-    """None as long as a quote is open."""
-    for mark in ('"""', '"'):
-        if text.startswith(mark):
-            is_closed = len(text) >= 2 * len(mark) and text.endswith(mark)
-            return text[len(mark) : -len(mark)] if is_closed else None
-    return text
+        parts.append(line)
 
 
 def from_parts(

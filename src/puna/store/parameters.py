@@ -22,7 +22,7 @@ LISTS = frozenset(name for name, kind in TYPES.items() if kind == "list[str]")
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
-_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_FLOAT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
 def parse(name: str, text: str) -> Any:

@@ -7,7 +7,7 @@ JSON object; XML-like functions with parameters; Python-like calls. Only tools t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,8 @@ Found = list[Call | str]  # calls, and texts in between that are none
 _NAME_KEYS = ("name", "tool_name", "function_name", "tool", "function")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "tool_input", "kwargs")
 _DECORATION = re.compile(r"\[ARGS\]|\[CALL_ID\][\w-]*|```\w*|<[|｜][\w▁]+[|｜]>")
-_NAMED = re.compile(r"([A-Za-z_][\w.:/-]*)\s*(?=\{)")
-_FUNCTION = re.compile(
-    r"<(?:function=|function\s+name=|invoke\s+name=)[\"']?([\w.:/-]+)[\"']?\s*>(.*?)(?:</(?:function|invoke)>|(?=<function|<invoke)|\Z)",
-    re.DOTALL,
-)
-_PARAMETER = re.compile(r"<parameter(?:=|\s+name=)[\"']?([^>\"']+?)[\"']?\s*>(.*?)(?:</parameter>|(?=<parameter)|\Z)", re.DOTALL)
-_ARG_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_NAME_CHARACTER = re.compile(r"[\w.:/-]")
+_TAG = re.compile(r"<(/?)(function|invoke|parameter)([^<>]*)>")
 _SEPARATORS = " \t\r\n,;"
 _MAX_SEARCH_DEPTH = 8
 
@@ -182,50 +177,127 @@ def _named(text: str, tools: Tools) -> Found:
     body = _DECORATION.sub(" ", text)
     found: Found = []
     position = 0
-    while match := _NAMED.search(body, position):
-        tool = tools.find(match.group(1))
+    brace = body.find("{")
+    while brace >= 0:
+        name = _name_before(body, position, brace)
+        if not name:
+            brace = body.find("{", brace + 1)
+            continue
         try:
-            value, end = first_json(body, match.end())
+            value, end = first_json(body, brace)
         except ValueError:
             try:
-                value, end = lenient(body[match.end() :]), len(body)
+                value, end = lenient(body[brace:]), len(body)
             except ValueError:
                 break
+        tool = tools.find(name)
         if tool is None or not isinstance(value, dict):
             found.append(body[position:end])
         else:
             found.append(Call(tool.name, value))
-        position = end
+        position, brace = end, body.find("{", end)
     return [*found, body[position:]]
+
+
+def _name_before(text: str, begin: int, end: int) -> str:
+    """The name that ends, but for white space, at *end*. Read backwards, so that no character is looked at twice."""
+    while end > begin and text[end - 1].isspace():
+        end -= 1
+    at = end
+    while at > begin and _NAME_CHARACTER.match(text[at - 1]):
+        at -= 1
+    return text[at:end].lstrip("0123456789.:/-")
 
 
 def _functions(text: str, tools: Tools) -> Found:
     """``<function=name><parameter=key>value</parameter></function>`` and ``<invoke name="...">``."""
     found: Found = []
-    position = 0
-    for match in _FUNCTION.finditer(text):
-        name, body = match.groups()
-        found.append(text[position : match.start()])
-        tool = tools.find(name)
-        if tool is None:
-            found.append(match.group())
-        elif body.strip().startswith("{"):
-            found.append(call_of(name, body, tools) or match.group())
-        else:
-            given = {key.strip(): _typed(value, tool.kinds.get(key.strip(), "")) for key, value in _PARAMETER.findall(body)}
-            found.append(Call(tool.name, given))
-        position = match.end()
+    position = 0  # up to where the text is accounted for
+    function: _Function | None = None
+
+    def end_function(body_end: int, end: int) -> None:
+        nonlocal position, function
+        assert function is not None
+        found.extend((text[position : function.begin], function.call(text, body_end, tools) or text[function.begin : end]))
+        position, function = end, None
+
+    for tag in _TAG.finditer(text):
+        is_closing, kind, attributes = tag.groups()
+        if kind == "parameter":
+            if function is not None:
+                function.parameter(text, tag.start(), "" if is_closing else _attribute(attributes), tag.end())
+            continue
+        if function is not None:
+            end_function(tag.start(), tag.end() if is_closing else tag.start())
+        name = "" if is_closing else _attribute(attributes)
+        if name:
+            function = _Function(name, tag.start(), tag.end())
+    if function is not None:
+        end_function(len(text), len(text))
     return [*found, text[position:]]
+
+
+def _attribute(text: str) -> str:
+    """The name in ``=name`` or `` name="name"``; nothing for anything else."""
+    key, _, value = text.partition("=")
+    return value.strip().strip("\"'") if key.strip() in ("", "name") else ""
+
+
+class _Function:
+    """A function whose tag has come, and as many of its parameters as were read."""
+
+    def __init__(self, name: str, begin: int, body_begin: int) -> None:
+        self.name = name
+        self.begin = begin
+        self._body_begin = body_begin
+        self._given: list[tuple[str, str]] = []
+        self._key, self._value_begin = "", 0
+
+    def parameter(self, text: str, end: int, next_key: str, next_begin: int) -> None:
+        """A tag at *end* closes the parameter before it, and may open another."""
+        if self._key:
+            self._given.append((self._key, text[self._value_begin : end]))
+        self._key, self._value_begin = next_key.strip(), next_begin
+
+    def call(self, text: str, body_end: int, tools: Tools) -> Call | None:
+        self.parameter(text, body_end, "", body_end)
+        tool = tools.find(self.name)
+        if tool is None:
+            return None
+        body = text[self._body_begin : body_end]
+        if not self._given and body.strip().startswith("{"):
+            return call_of(self.name, body, tools)
+        return Call(tool.name, {key: _typed(value, tool.kinds.get(key, "")) for key, value in self._given})
 
 
 def _argument_pairs(text: str, tools: Tools) -> Found:
     """A name, then pairs of ``<arg_key>`` and ``<arg_value>``."""
-    name = text.partition("<")[0].strip()
-    tool = tools.find(name)
+    name, opening, rest = text.partition("<")
+    tool = tools.find(name.strip())
     if tool is None:
         return []
-    given = {key.strip(): _typed(value, tool.kinds.get(key.strip(), "")) for key, value in _ARG_PAIR.findall(text)}
-    return [Call(tool.name, given)] if given or not text.strip()[len(name) :].strip() else []
+    given = {key.strip(): _typed(value, tool.kinds.get(key.strip(), "")) for key, value in _pairs(opening + rest)}
+    return [Call(tool.name, given)] if given or not (opening + rest).strip() else []
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    while (begin := text.find("<arg_key>", position)) >= 0 and (end := text.find("</arg_key>", begin)) >= 0:
+        position = end + len("</arg_key>")
+        value = _after_space(text, position)
+        if not text.startswith("<arg_value>", value):
+            continue
+        value_end = text.find("</arg_value>", value)
+        if value_end < 0:
+            return
+        yield text[begin + len("<arg_key>") : end], text[value + len("<arg_value>") : value_end]
+        position = value_end + len("</arg_value>")
+
+
+def _after_space(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 def _typed(text: str, kind: str) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from puna.prompt.template_text import before_calls
+
 
 @dataclass(frozen=True)
 class Marks:
@@ -37,7 +39,6 @@ _KNOWN = (
 )
 _USUAL = (Marks("<tool_call>", "</tool_call>"), Marks("<function=", "</function>"))
 _FENCES = tuple(Marks(f"```{name}", "```", only_first=True) for name in ("json", "tool_call", "tool_code"))
-_GO_CALLS = re.compile(r"\{\{-?\s*(?:else\s+)?if\s[^{}]*\.ToolCalls[^{}]*\}\}(.*?)(?:\{\{-?\s*range|\{(?!\{))", re.DOTALL)
 _IS_KIND_OF_NAME = re.compile(r"[\w\s.:-]*")
 
 
@@ -53,11 +54,8 @@ def marks_in(go_template: str, jinja_template: str) -> tuple[Marks, ...]:
 
 
 def _from_go(template: str) -> tuple[Marks, ...]:
-    match = _GO_CALLS.search(template)
-    if match is None:
-        return ()
-    begin = re.sub(r"\{\{.*?\}\}", "", match.group(1), flags=re.DOTALL).strip().rstrip("[ \n")
-    first = begin.split("\n")[-1].strip()
+    begin = before_calls(template).strip().rstrip("[ \n")
+    first = begin.rpartition("\n")[2].strip()
     return () if len(first) < 3 or _IS_KIND_OF_NAME.fullmatch(first) else (Marks(first, _closing(first), is_control=True),)
 
 

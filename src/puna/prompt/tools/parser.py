@@ -28,7 +28,8 @@ class ToolParser:
         self._first_characters = {mark.begin[0] for mark in self._marks}
         self._is_first = True  # nothing but calls came so far
         self._has_called = False
-        self._between = ""  # held: belongs to the text after it, if there is any
+        self._between: list[str] = []  # held: belongs to the text after it, if there is any
+        self._minds_strings = True  # a closing mark within a string closes nothing
         self._held = ""  # may be the beginning of a mark
         self._section: _Section | None = None
 
@@ -45,8 +46,8 @@ class ToolParser:
         found: list[Part] = []
         while self._section is not None:
             self._end_section(self._section, found)
-        rest = self._between + self._held
-        self._between = self._held = ""
+        rest = "".join(self._between) + self._held
+        self._between, self._held = [], ""
         if rest.strip(_BETWEEN) or not self._has_called:
             found.append(rest)
         return joined(found)
@@ -83,13 +84,13 @@ class ToolParser:
             return
         self._held = self._held[1:]
         if self._is_first and character in (_BETWEEN if self._has_called else " \t\r\n"):
-            self._between += character
+            self._between.append(character)
             return
-        found += [self._between, character]
-        self._between, self._is_first = "", False
+        found += [*self._between, character]
+        self._between, self._is_first = [], False
 
     def _begin_section(self, marks: Marks, body: str) -> None:
-        self._section = _Section(marks)
+        self._section = _Section(marks, minds_strings=self._minds_strings)
         for character in body:
             self._section.add(character)
 
@@ -98,10 +99,12 @@ class ToolParser:
         parts, rest = section.parts(self._tools)
         if any(isinstance(part, Call) for part in parts):
             found += parts
-            self._between, self._is_first, self._has_called = "", True, True
+            self._between, self._is_first, self._has_called = [], True, True
         else:
-            found += [self._between, *parts]
-            self._between, self._is_first = "", False
+            found += [*self._between, *parts]
+            self._between, self._is_first = [], False
+        if rest:
+            self._minds_strings = False  # this model's quotes do not match: nothing is read more than twice
         for character in rest:
             self._take(character, found)
         if section.begins_another:
@@ -111,8 +114,9 @@ class ToolParser:
 class _Section:
     """The text from a mark on."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: Marks, *, minds_strings: bool) -> None:
         self.marks = marks
+        self._minds_strings = minds_strings
         self.is_complete = False
         self.begins_another = False  # the opening mark came again in place of the closing one
         self._body: list[str] = []
@@ -128,7 +132,7 @@ class _Section:
         self._tail = (self._tail + character)[-_LONGEST_MARK:]
         if not self._has_begun and not character.isspace():
             self._has_begun = True
-            self._is_data = character in "{["
+            self._is_data = self._minds_strings and character in "{["
         if self._quote:
             if self._is_escaped:
                 self._is_escaped = False

@@ -53,6 +53,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._ended_with_comma = False  # the latest list of items
 
     def takes(self, mark: str) -> bool:
         self._skip_space()
@@ -69,11 +70,14 @@ class _Reader:
     def items(self, closing: str, read: Any) -> list[Any]:
         """What stands between commas, up to *closing*."""
         found: list[Any] = []
+        ended_with_comma = False
         while not self.takes(closing):
             found.append(read())
-            if not self.takes(","):
+            ended_with_comma = self.takes(",")
+            if not ended_with_comma:
                 self._expect(closing)
                 break
+        self._ended_with_comma = ended_with_comma
         return found
 
     def call(self, depth: int) -> PythonCall:
@@ -107,7 +111,7 @@ class _Reader:
         if first in _BRACKETS:
             self._at += 1
             found = self.items(_BRACKETS[first], lambda: self.value(depth + 1))
-            is_group = first == "(" and len(found) == 1 and not self._text[: self._at - 1].rstrip().endswith(",")
+            is_group = first == "(" and len(found) == 1 and not self._ended_with_comma
             return found[0] if is_group else found
         if first == "{":
             self._at += 1

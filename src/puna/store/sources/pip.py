@@ -30,7 +30,9 @@ METADATA_BYTES = 1 << 20  # metadata is smaller, models are larger
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
 _SHA256 = re.compile(r"([0-9a-f]{64})?")
 _PROGRESS = re.compile(rb"Progress ([0-9]{1,18}) of ([0-9]{1,18})")
-_UNREACHABLE = re.compile(r"connection broken|Could not fetch URL|Max retries exceeded|Connection to .* timed out", re.IGNORECASE)
+_UNREACHABLE = re.compile(
+    r"connection broken|Could not fetch URL|Max retries exceeded|Connection to .{1,300} timed out", re.IGNORECASE
+)
 _MISSING = re.compile(r"No matching distribution found|Could not find a version", re.IGNORECASE)
 
 

@@ -1,0 +1,25 @@
+"""Whether the time that something takes grows as its input does: two sizes, side by side, in the time of this thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_ROUNDS = 3
+_TIMES = 4
+LIMIT = 2.5 * _TIMES  # of a work that grows as its input the ratio is 4, of one that grows as its square 16
+
+
+def growth(make: Callable[[int], T], work: Callable[[T], object], n: int) -> float:
+    """How many times as long *work* takes with four times the input: the least of several rounds of either."""
+    small, large = make(n), make(_TIMES * n)
+    least = [float("inf"), float("inf")]
+    for _ in range(_ROUNDS):
+        for place, given in enumerate((small, large)):
+            began = time.thread_time()
+            work(given)
+            least[place] = min(least[place], time.thread_time() - began)
+    return least[1] / least[0]
