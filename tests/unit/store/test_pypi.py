@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import subprocess
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from puna.errors import FileFormatError, InvalidName, SourceError
 from puna.store.create import Recipe
 from puna.store.progress import Cancelled, Progress
-from puna.store.sources import pull, pypi, starters
+from puna.store.sources import pip, pull, pypi, starters
 from puna.store.sources.pypi import PackageReference
 from puna.store.store import Store
 from tests.patience import PATIENCE_S
@@ -189,6 +191,39 @@ def test_references(text: str, expected: PackageReference) -> None:
 def test_no_option_reaches_pip_through_a_reference(text: str) -> None:
     with pytest.raises(InvalidName, match="not of the form pypi:PACKAGE"):
         PackageReference.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (b"{", "could not be understood"),
+        (b"[]", "could not be understood"),
+        (b'{"install": []}', "could not be understood"),
+        (b'{"install": [{"metadata": {"version": 1}, "download_info": {}}]}', "could not be understood"),
+        (b'{"install": [{"metadata": {"version": "1 --pre"}, "download_info": {}}]}', "states the version '1 --pre'"),
+        (b" " * (pip.MAX_REPORT_BYTES + 1), "larger than"),
+    ],
+)
+def test_reports_that_make_no_sense(tmp_path: Path, report: bytes, message: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(report)
+    with pytest.raises(SourceError, match=message):
+        pip._read_report(path)
+
+
+def test_a_report_full_of_other_things_takes_little_memory(tmp_path: Path) -> None:
+    """A package's own metadata stand in it, and say whatever their author likes."""
+    path = tmp_path / "report.json"
+    metadata = {"version": "1.0", "requires_dist": [str(i) for i in range(500_000)], "description": "x" * 1_000_000}
+    info = {"archive_info": {"hashes": {"sha256": "0" * 64}}}
+    path.write_text(json.dumps({"install": [{"metadata": metadata, "download_info": info}]}))
+    tracemalloc.start()
+    try:
+        assert pip._read_report(path) == ("1.0", "0" * 64)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < pip.MAX_REPORT_BYTES + path.stat().st_size
 
 
 @pytest.fixture
