@@ -14,6 +14,8 @@ PunaError
 │   └── OutOfMemory        it did not fit; carries what was asked for
 ├── RunnerDied             the runner's process ended or broke its stream
 ├── Overloaded             the queue is full; try again
+├── StoreError             the folder of models cannot be read, written or locked
+│   └── DiskFull           … for lack of space; carries how many bytes are missing
 ├── SourceError            a registry, package index or hub answered with a failure
 ├── ServerUnreachable      the command line found no server, or lost it in the middle of a reply
 └── NativeLibraryError     the tensor library is missing, of an untested version, or broken on this CPU
@@ -84,6 +86,16 @@ class RunnerDied(PunaError):
 
 class Overloaded(PunaError):
     pass
+
+
+class StoreError(PunaError):
+    pass
+
+
+class DiskFull(StoreError):
+    def __init__(self, message: str, n_missing: int) -> None:
+        super().__init__(message)
+        self.n_missing = n_missing
 
 
 class SourceError(PunaError):

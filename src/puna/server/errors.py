@@ -32,6 +32,8 @@ STATUS: dict[type[errors.PunaError], int] = {
     errors.OutOfMemory: 500,
     errors.RunnerDied: 500,
     errors.Overloaded: 503,
+    errors.StoreError: 500,
+    errors.DiskFull: 507,
     errors.SourceError: 502,
     errors.ServerUnreachable: 502,
     errors.NativeLibraryError: 500,

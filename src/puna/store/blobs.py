@@ -1,7 +1,7 @@
 """Content-addressed files: ``blobs/sha256-<64 hex digits>``.
 
-A file gets its name only after its bytes were hashed and flushed to disk, so a blob that is there is whole.
-A digest is checked before any path is made of it.
+A file gets its name only after its bytes were hashed and flushed to disk, so a blob that is there is whole. Before that, it is
+claimed by whoever brings it, so that nobody takes it for one that is not used. A digest is checked before any path is made of it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
-from puna.errors import BadRequest, FileFormatError, NotFound
-from puna.store.files import create_beside, open_regular, read_limited, sync_folder
+from puna.errors import BadRequest, FileFormatError, NotFound, StoreError
+from puna.store import space
+from puna.store.files import create_beside, is_absent, is_file, make_folder, names_in, open_regular, read_limited, sync_folder
 
 CHUNK_BYTES = 1 << 20
 
@@ -38,6 +40,16 @@ def short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:12]
 
 
+class Claimant(Protocol):
+    """Whoever brings blobs; *id* marks unfinished files, and is empty where nothing would be looked up by it."""
+
+    id: str
+
+    def bring(self, digest: str, is_there: Callable[[], bool]) -> bool:
+        """Claim a blob that is about to get its name; returns whether it is new."""
+        ...
+
+
 @dataclass(frozen=True)
 class Blob:
     """A stored blob; *is_new* when this operation brought it."""
@@ -48,17 +60,26 @@ class Blob:
 
 
 class BlobWriter:
-    """Takes bytes for a new blob; ``commit`` gives it its name. Left without commit, nothing stays."""
+    """Takes bytes for a new blob; ``commit`` gives it its name. Left without commit, nothing stays.
 
-    def __init__(self, blobs: Blobs) -> None:
+    *n_expected*: bytes that will come, for the error when there is no room. Errors: DiskFull; StoreError.
+    """
+
+    def __init__(self, blobs: Blobs, n_expected: int = 0) -> None:
         self._blobs = blobs
-        descriptor, self._path = create_beside(blobs.folder / "sha256-", prefix="sha256-")
-        self._file = os.fdopen(descriptor, "wb")
+        self._n_expected = n_expected
+        key = blobs.claimant.id if blobs.claimant else ""
+        with space.storing(blobs.folder, n_expected):
+            descriptor, self._path = create_beside(blobs.folder / "sha256-", prefix=f"sha256-{key}")
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._hash = hashlib.sha256()
         self.n_bytes = 0
 
     def write(self, data: bytes) -> None:
-        self._file.write(data)
+        left = memoryview(data)
+        with space.storing(self._blobs.folder, max(self._n_expected - self.n_bytes, len(data))):
+            while left:
+                left = left[self._file.write(left) :]
         self._hash.update(data)
         self.n_bytes += len(data)
 
@@ -70,17 +91,17 @@ class BlobWriter:
     def commit(self, expected: str | None = None) -> Blob:
         """Flush to disk and name the blob.
 
-        Errors: BadRequest when the bytes do not have the *expected* digest; nothing stays then.
+        Errors: BadRequest when the bytes do not have the *expected* digest; DiskFull; StoreError. Nothing stays then.
         """
         digest = self.digest
         if expected is not None and expected != digest:
             raise BadRequest(f'digest mismatch, expected "{expected}", got "{digest}"')
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        is_new = not self._blobs.has(digest)
-        os.replace(self._path, self._blobs.path(digest))
-        sync_folder(self._blobs.folder)
+        with space.storing(self._blobs.folder, self.n_bytes):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            is_new = self._blobs.claim(digest)
+            os.replace(self._path, self._blobs.path(digest))
+            sync_folder(self._blobs.folder)
         return Blob(digest, self.n_bytes, is_new)
 
     def __enter__(self) -> BlobWriter:
@@ -92,10 +113,14 @@ class BlobWriter:
 
 
 class Blobs:
-    """The folder of blobs."""
+    """The folder of blobs; *claimant* claims those that are brought through this object.
 
-    def __init__(self, folder: Path) -> None:
+    What is brought without a claimant may be removed once it is an hour old and no manifest names it.
+    """
+
+    def __init__(self, folder: Path, claimant: Claimant | None = None) -> None:
         self.folder = folder
+        self.claimant = claimant
 
     def path(self, digest: str) -> Path:
         """Where a blob is, or would be.
@@ -105,34 +130,46 @@ class Blobs:
         return self.folder / parse_digest(digest).replace(":", "-")
 
     def has(self, digest: str) -> bool:
-        return self.path(digest).is_file()
+        """Errors: BadRequest for a malformed digest; StoreError when it cannot be told."""
+        return is_file(self.path(digest))
+
+    def claim(self, digest: str) -> bool:
+        """Say that a blob is about to get its name; returns whether it is new."""
+        if self.claimant is None:
+            return not self.has(digest)
+        return self.claimant.bring(digest, lambda: self.has(digest))
 
     def n_bytes(self, digest: str) -> int:
-        """Errors: NotFound."""
+        """Errors: NotFound; StoreError."""
+        path = self.path(digest)
         try:
-            return self.path(digest).stat().st_size
-        except FileNotFoundError as error:
-            raise NotFound(f'blob "{digest}" not found') from error
+            return path.stat().st_size
+        except OSError as error:
+            raise self._unread(path, digest, error) from error
 
     def read(self, digest: str, max_bytes: int) -> bytes:
         """A small blob's content.
 
-        Errors: NotFound; FileFormatError when it is larger than *max_bytes*.
+        Errors: NotFound; StoreError when it is there but cannot be read; FileFormatError when it is larger than *max_bytes*.
         """
+        path = self.path(digest)
         try:
-            return read_limited(self.path(digest), max_bytes)
-        except FileNotFoundError as error:
-            raise NotFound(f'blob "{digest}" not found') from error
+            return read_limited(path, max_bytes)
+        except OSError as error:
+            raise self._unread(path, digest, error) from error
 
-    def writer(self) -> BlobWriter:
-        return BlobWriter(self)
+    def writer(self, n_expected: int = 0) -> BlobWriter:
+        return BlobWriter(self, n_expected)
 
     def add(self, content: bytes) -> Blob:
-        """Store bytes that are in memory."""
+        """Store bytes that are in memory.
+
+        Errors: DiskFull; StoreError.
+        """
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        if self.has(digest):
+        if not self.claim(digest):
             return Blob(digest, len(content), is_new=False)
-        with self.writer() as writer:
+        with self.writer(len(content)) as writer:
             writer.write(content)
             return writer.commit()
 
@@ -141,20 +178,22 @@ class Blobs:
 
         With *link*, the blob is another name of the same file where the file system allows it: no space is used, but
         the file must not be changed afterwards.
-        Errors: NotFound; FileFormatError when it is no regular file, or changes while it is read.
+        Errors: NotFound; FileFormatError when it is no regular file, or changes while it is read; DiskFull; StoreError.
         """
         try:
             descriptor = open_regular(path)
         except OSError as error:
-            raise NotFound(f"{path}: {error.strerror}") from error
+            if is_absent(path, error):
+                raise NotFound(f"{path}: {error.strerror}") from error
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         with os.fdopen(descriptor, "rb") as file:
             before = os.fstat(file.fileno())
             chunks = _chunks(iter(lambda: file.read(CHUNK_BYTES), b""), before.st_size, on_bytes)
-            if link and (blob := self._link(path, before, chunks)):
+            if link and (blob := self._link(path, file.fileno(), before, chunks)):
                 return blob
             file.seek(0)
             chunks = _chunks(iter(lambda: file.read(CHUNK_BYTES), b""), before.st_size, on_bytes)
-            with self.writer() as writer:
+            with self.writer(before.st_size) as writer:
                 for chunk in chunks:
                     writer.write(chunk)
                 _check_unchanged(path, before)
@@ -165,26 +204,35 @@ class Blobs:
         self.path(digest).unlink(missing_ok=True)
 
     def __iter__(self) -> Iterator[str]:
-        """Digests of all blobs, in no order; what has another name is left out."""
-        if not self.folder.is_dir():
-            return
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                if _DIGEST.fullmatch(entry.name) and "-" in entry.name:
-                    yield parse_digest(entry.name)
+        """Digests of all blobs, in no order; what has another name is left out.
 
-    def _link(self, path: Path, before: os.stat_result, chunks: Iterator[bytes]) -> Blob | None:
+        Errors: StoreError when the folder cannot be read.
+        """
+        for name in names_in(self.folder):
+            if _DIGEST.fullmatch(name) and "-" in name:
+                yield parse_digest(name)
+
+    def _unread(self, path: Path, digest: str, error: OSError) -> NotFound | StoreError:
+        if is_absent(path, error):
+            return NotFound(f'blob "{digest}" not found')
+        return StoreError(f'blob "{digest}" cannot be read: {error.strerror}')
+
+    def _link(self, path: Path, descriptor: int, before: os.stat_result, chunks: Iterator[bytes]) -> Blob | None:
         digest = hashlib.sha256()
         for chunk in chunks:
             digest.update(chunk)
         name = f"sha256:{digest.hexdigest()}"
-        if self.has(name):
+        if not self.claim(name):
             return Blob(name, before.st_size, is_new=False)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with space.storing(self.folder, before.st_size):
+            os.fsync(descriptor)  # who wrote the file need not have
+            make_folder(self.folder)
         try:
             os.link(path.resolve(), self.path(name))
         except OSError:  # another file system, or one without links
             return None
+        with space.storing(self.folder):
+            sync_folder(self.folder)
         try:
             _check_unchanged(path, before)
         except FileFormatError:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from puna.errors import BadRequest, NotFound, UnsupportedModel
+from puna.errors import BadRequest, FileFormatError, NotFound, UnsupportedModel
 from puna.gguf.quantise import kind_named
 from puna.store import config as configs
 from puna.store import parameters
 from puna.store.blobs import Blob, parse_digest
+from puna.store.claims import Work
 from puna.store.config import ModelConfig
 from puna.store.details import FileDetails, read_details
 from puna.store.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE, Layer, Manifest
@@ -27,9 +28,10 @@ from puna.store.progress import Progress, Report
 from puna.store.weights import check_adapter, convert_adapter, convert_checkpoint, quantise_blob
 
 if TYPE_CHECKING:
-    from puna.store.store import Store
+    from puna.store.store import Permit, Store
 
 GGUF_MAGIC = b"GGUF"
+_MAX_LOOKS = 16
 
 _INFO_TYPES: dict[str, tuple[str, str]] = {  # field of a request's info: field of the configuration, type
     "model_family": ("model_family", "string"),
@@ -83,30 +85,32 @@ class Recipe:
         _info_fields(self.info)
 
 
-def create(store: Store, name: Name, recipe: Recipe, report: Report) -> StoredModel:
-    """Write the layers and the manifest of a new model, or of a new version of one.
+def create(store: Store, work: Work, name: Name, recipe: Recipe, report: Report, permit: Permit | None = None) -> StoredModel:
+    """Write the layers and the manifest of a new model, or of a new version of one if *permit* does not object.
 
     Errors: as Recipe.check; FileFormatError for a damaged file; UnsupportedModel for what cannot be converted; PunaError
     for a model that cannot be quantised.
     """
     recipe.check()
-    draft = _Draft(store, report)
+    draft = _Draft(store, work, report)
     if recipe.base:
-        draft.take_over(_base(store, recipe.base, report), recipe)
+        draft.take_over(_base(store, work, recipe.base, report), recipe)
     else:
         draft.add_files({path: parse_digest(digest) for path, digest in (recipe.files or {}).items()})
     if recipe.quantize:
         draft.quantise(kind_named(recipe.quantize))
     draft.add_adapters({path: parse_digest(digest) for path, digest in recipe.adapters.items()})
     draft.add_texts(recipe)
-    return draft.write(name, recipe)
+    return draft.write(name, recipe, permit)
 
 
 class _Draft:
     """The layers and the configuration of a model in the making."""
 
-    def __init__(self, store: Store, report: Report) -> None:
+    def __init__(self, store: Store, work: Work, report: Report) -> None:
         self.store = store
+        self.work = work
+        self.blobs = store.blobs_of(work)
         self.report = report
         self.layers: list[tuple[Layer, bool]] = []  # with whether the blob is new
         self.config = ModelConfig(model_format="gguf")
@@ -139,7 +143,7 @@ class _Draft:
         """The model's files by name: GGUF files, or those of a checkpoint."""
         if any(path.lower().endswith(".safetensors") for path in digests):
             files = {path: self._uploaded(digest) for path, digest in digests.items()}
-            blob = convert_checkpoint(self.store, files, self.report)
+            blob = convert_checkpoint(self.blobs, self.work, files, self.report)
             self._append("model", blob)
             self._describe(blob.digest)
             return
@@ -154,14 +158,14 @@ class _Draft:
         for i, (layer, is_new) in enumerate(self.layers):
             if layer.kind != "model":
                 continue
-            blob = quantise_blob(self.store, layer.digest, kind, self.report)
+            blob = quantise_blob(self.blobs, self.work, layer.digest, kind, self.report)
             if blob is not None:
-                kind = read_details(self.store.blobs.path(blob.digest)).file_type
+                kind = read_details(self.blobs.path(blob.digest)).file_type
                 self.config = msgspec.structs.replace(self.config, file_type=kind)
                 new = msgspec.structs.replace(layer, digest=blob.digest, size=blob.n_bytes)
                 self.layers[i] = (new, blob.is_new)
                 if is_new:  # it was only a step on the way
-                    self.store.remove_unused([layer.digest])
+                    self.store.remove_unused([layer.digest], self.work)
 
     def _add_model_file(self, path: str, digest: str) -> str:
         """Returns the kind; an adapter is not added."""
@@ -176,7 +180,7 @@ class _Draft:
 
     def add_adapters(self, digests: Mapping[str, str]) -> None:
         """The adapters' files by name: GGUF files, or safetensors with what lies in the same folder."""
-        model = next((self.store.blobs.path(layer.digest) for layer, _ in self.layers if layer.kind == "model"), None)
+        model = next((self.blobs.path(layer.digest) for layer, _ in self.layers if layer.kind == "model"), None)
         if model is None:
             return  # whether there is a model is checked in the end
         folders = {PurePosixPath(path).parent for path in digests if path.lower().endswith(".safetensors")}
@@ -184,7 +188,7 @@ class _Draft:
             inside = {PurePosixPath(path).name: digests[path] for path in digests if PurePosixPath(path).parent == folder}
             if folder in folders:
                 files = {name: self._uploaded(digest) for name, digest in inside.items()}
-                self._append("adapter", convert_adapter(self.store, files, model, self.report))
+                self._append("adapter", convert_adapter(self.blobs, self.work, files, model, self.report))
                 continue
             for name, digest in inside.items():
                 self._add_adapter(name, digest, model)
@@ -192,7 +196,7 @@ class _Draft:
     def _add_adapter(self, name: str, digest: str, model: Path) -> None:
         if self._details(name, digest).kind != "adapter":
             raise BadRequest(f"{name} is a GGUF file, but not of an adapter")
-        check_adapter(name, self.store.blobs.path(digest), model)
+        check_adapter(name, self.blobs.path(digest), model)
         self._add_blob("adapter", digest)
 
     def add_texts(self, recipe: Recipe) -> None:
@@ -208,7 +212,7 @@ class _Draft:
         if recipe.messages:
             self._add("messages", msgspec.json.encode([dict(message) for message in recipe.messages]) + b"\n")
 
-    def write(self, name: Name, recipe: Recipe) -> StoredModel:
+    def write(self, name: Name, recipe: Recipe, permit: Permit | None) -> StoredModel:
         if not any(layer.kind == "model" for layer, _ in self.layers):
             raise BadRequest("the files hold no model, only adapters or projectors")
         changes: dict[str, Any] = {key: value for key in ("renderer", "parser") if (value := getattr(recipe, key))}
@@ -218,14 +222,13 @@ class _Draft:
         changes["source"] = recipe.source
         digests = [layer.digest for layer, _ in self.layers]
         content = configs.encode(msgspec.structs.replace(self.config, **changes), self.extra, digests)
-        blob = self.store.blobs.add(content)
+        blob = self.blobs.add(content)
         config = Layer(CONFIG_TYPE, blob.digest, blob.n_bytes)
         for layer, is_new in (*self.layers, (config, blob.is_new)):
             self.report(Progress(f"{'creating new' if is_new else 'using existing'} layer {layer.digest}"))
         self.report(Progress("writing manifest"))
         manifest = Manifest(2, MANIFEST_TYPE, config, [layer for layer, _ in self.layers])
-        stored, _ = self.store.write_manifest(name, manifest)
-        created = self.store.get(stored.full)
+        created = self.store.opened(self.store.write_manifest(name, manifest, self.work, permit))
         self.report(Progress("success"))
         return created
 
@@ -240,13 +243,14 @@ class _Draft:
         return details
 
     def _uploaded(self, digest: str) -> Path:
-        if not self.store.blobs.has(digest):
+        self.work.claim([digest])
+        if not self.blobs.has(digest):
             raise BadRequest(f'blob "{digest}" not found, upload it first')
-        return self.store.blobs.path(digest)
+        return self.blobs.path(digest)
 
     def _describe(self, digest: str) -> None:
         """Write the facts of a model's file into the configuration."""
-        details = read_details(self.store.blobs.path(digest))
+        details = read_details(self.blobs.path(digest))
         self.config = msgspec.structs.replace(
             self.config,
             model_family=details.architecture,
@@ -256,10 +260,10 @@ class _Draft:
         )
 
     def _add(self, kind: str, content: bytes) -> None:
-        self._append(kind, self.store.blobs.add(content))
+        self._append(kind, self.blobs.add(content))
 
     def _add_blob(self, kind: str, digest: str) -> None:
-        self._append(kind, Blob(digest, self.store.blobs.n_bytes(digest), is_new=False))
+        self._append(kind, Blob(digest, self.blobs.n_bytes(digest), is_new=False))
 
     def _append(self, kind: str, blob: Blob) -> None:
         layer = Layer(LAYER_PREFIX + kind, blob.digest, blob.n_bytes)
@@ -267,11 +271,19 @@ class _Draft:
             self.layers.append((layer, blob.is_new))
 
 
-def _base(store: Store, text: str, report: Report) -> StoredModel:
-    try:
-        return store.get(text)
-    except NotFound:
-        return store.pull(text, report)
+def _base(store: Store, work: Work, text: str, report: Report) -> StoredModel:
+    """The model to start from, all of it claimed."""
+    for _ in range(_MAX_LOOKS):
+        try:
+            base = store.get(text)
+        except NotFound:
+            base = store.pull(text, report)
+        digests = [layer.digest for layer in base.manifest.blobs] if base.manifest else []
+        work.claim(digests)
+        if all(store.blobs.has(digest) for digest in digests):
+            return base
+        work.drop(digests)  # it was deleted or replaced a moment ago
+    raise FileFormatError(f"{base.name} is damaged: some of its blobs are missing, pull or create it again")
 
 
 def _begins(path: Any) -> bytes:

@@ -5,19 +5,63 @@ Knows folders and bytes, not what they mean.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 from pathlib import Path
 
-from puna.errors import FileFormatError
+from puna.errors import FileFormatError, StoreError
+
+_NOTHING_THERE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG))
+
+
+def is_absent(path: Path, error: OSError) -> bool:
+    """Whether an error proves that there is nothing at *path*; any other may hide something.
+
+    A link that leads nowhere is something: the disk it leads to may come back.
+    """
+    if error.errno not in _NOTHING_THERE:
+        return False
+    try:
+        return not stat.S_ISLNK(os.lstat(path).st_mode)
+    except OSError as second:
+        return second.errno in _NOTHING_THERE
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there.
+
+    Errors: StoreError when that cannot be told; ``Path.is_file`` would say no.
+    """
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        if is_absent(path, error):
+            return False
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, in order; none where there is no folder.
+
+    Errors: StoreError when it cannot be read.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except NotADirectoryError:
+        return []
+    except OSError as error:
+        if is_absent(folder, error):
+            return []
+        raise StoreError(f"the folder {folder} cannot be read: {error.strerror}") from error
 
 
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut; a no-op where folders cannot be opened."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows
+    except PermissionError:  # Windows, and folders that may be written only
         return
     try:
         os.fsync(descriptor)
@@ -25,9 +69,18 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that they survive a power cut."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
 def create_beside(path: Path, prefix: str = ".") -> tuple[int, Path]:
     """Open a new file with a random name in the folder of *path*; unlike tempfile's it gets the user's usual mode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.parent / f"{prefix}{secrets.token_hex(8)}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return os.open(temporary, flags, 0o666), temporary
@@ -65,11 +118,20 @@ def read_limited(path: Path, max_bytes: int) -> bytes:
 
     Errors: FileFormatError when it is larger or no regular file; OSError as open and read have it.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
-        content = file.read(max_bytes + 1)
+    return read_with_time(path, max_bytes)[0]
+
+
+def read_with_time(path: Path, max_bytes: int) -> tuple[bytes, float]:
+    """As read_limited, and when this very content was written, in seconds since 1970."""
+    descriptor = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        content = file.read(min(max_bytes, found.st_size) + 1)
+        if len(content) > found.st_size:  # a file that grows, or one whose size says nothing
+            content += file.read(max_bytes + 1 - len(content))
     if len(content) > max_bytes:
         raise FileFormatError(f"{path.name}: larger than {max_bytes} bytes")
-    return content
+    return content, found.st_mtime
 
 
 def remove_empty_folders(folder: Path, root: Path) -> None:

@@ -1,22 +1,23 @@
 """Manifests: ``manifests/<host>/<namespace>/<model>/<tag>``, one JSON file per model, naming its layers.
 
 Knows which blobs a model consists of, not what is in them. The digest of a model is the hash of its manifest's exact bytes.
+A manifest that cannot be read is never taken for one that is not there: what it names must not be removed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound
+from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, PunaError, StoreError
 from puna.store.blobs import parse_digest
-from puna.store.files import read_limited, remove_empty_folders, write_atomically
+from puna.store.files import is_absent, is_file, names_in, read_with_time, remove_empty_folders, write_atomically
 from puna.store.names import Name
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ MAX_MANIFEST_BYTES = 4 << 20
 MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"
 LAYER_PREFIX = "application/vnd.ollama.image."
+UNFINISHED = re.compile(r"\.[0-9a-f]{16}")  # what a process that died while it wrote a manifest leaves beside it
 
 
 class Layer(msgspec.Struct, frozen=True, omit_defaults=True, rename={"media_type": "mediaType", "origin": "from"}):
@@ -120,24 +122,36 @@ class Manifests:
             raise InvalidName("invalid model name")
         return path
 
+    def has(self, name: Name) -> bool:
+        """Whether there is a manifest of exactly this name.
+
+        Errors: StoreError when that cannot be told.
+        """
+        return is_file(self.path(name))
+
     def find(self, name: Name) -> Name:
-        """The stored name that equals *name* but for case, or *name* itself when there is none."""
-        if _is_file(self.path(name)):
+        """The stored name that equals *name* but for case, or *name* itself when there is none.
+
+        Errors: StoreError when a folder that may hold it cannot be read.
+        """
+        if self.has(name):
             return name
-        return next((found for found in self._names(name) if found.is_same(name)), name)
+        return next((found for found in self._names(name, _raise) if found.is_same(name)), name)
 
     def read(self, name: Name) -> StoredManifest:
         """The manifest of exactly this name.
 
-        Errors: NotFound; FileFormatError naming the model.
+        Errors: NotFound; StoreError when there is one that cannot be read, FileFormatError when it makes no sense, both
+        naming the model.
         """
         path = self.path(name)
         try:
-            content = read_limited(path, MAX_MANIFEST_BYTES)
-            modified_at = path.stat().st_mtime
+            content, modified_at = read_with_time(path, MAX_MANIFEST_BYTES)
             manifest = decode(content)
-        except OSError as error:  # also a name that is too long for the file system
-            raise NotFound(f"model '{name.display}' not found") from error
+        except OSError as error:
+            if is_absent(path, error):  # also a name that is too long for the file system
+                raise NotFound(f"model '{name.display}' not found") from error
+            raise StoreError(f"the manifest of {name.display} cannot be read: {error.strerror}") from error
         except FileFormatError as error:
             raise FileFormatError(f"the manifest of {name.display} is damaged: {error}") from error
         return StoredManifest(name, manifest, hashlib.sha256(content).hexdigest(), modified_at)
@@ -161,50 +175,88 @@ class Manifests:
         remove_empty_folders(path.parent, self.folder)
 
     def names(self) -> Iterator[Name]:
-        """All names with a file, in no order; files whose path is no valid name are skipped."""
-        yield from self._names(None)
+        """All names with a file, in no order; files whose path is no valid name are skipped.
 
-    def all(self) -> tuple[list[StoredManifest], bool]:
-        """All manifests that can be read, and whether there are others; those are named in the log."""
+        Errors: StoreError when a folder cannot be read.
+        """
+        yield from self._names(None, _raise)
+
+    def all(self) -> tuple[list[StoredManifest], list[PunaError]]:
+        """All manifests that can be read, and what is wrong with the others, which the log names too."""
         found: list[StoredManifest] = []
-        is_complete = True
-        for name in self.names():
+        problems: list[PunaError] = []
+        for name in self._names(None, problems.append):
             try:
                 found.append(self.read(name))
-            except FileFormatError as error:
-                is_complete = False
-                log.warning("skipping a model: %s", error)
+            except (FileFormatError, StoreError) as error:
+                problems.append(error)
             except NotFound:  # removed since it was listed
                 continue
-        return found, is_complete
+        for problem in problems:
+            log.warning("skipping a model: %s", problem)
+        return found, problems
 
-    def _names(self, like: Name | None) -> Iterator[Name]:
+    def used(self) -> frozenset[str]:
+        """Digests of all blobs that any manifest names, also those under names that are not valid here.
+
+        Errors: StoreError when one cannot be read or makes no sense, or a folder cannot be read: what else is used is not
+        known then.
+        """
+        digests: set[str] = set()
+        for path in self._files(None, _raise):
+            if path.name.startswith("."):
+                continue
+            try:
+                manifest = decode(read_with_time(path, MAX_MANIFEST_BYTES)[0])
+            except OSError as error:
+                if is_absent(path, error):
+                    continue
+                raise StoreError(f"the manifest {path} cannot be read: {error.strerror}") from error
+            except FileFormatError as error:
+                raise StoreError(f"the manifest {path} is damaged: {error}") from error
+            digests.update(layer.digest for layer in manifest.blobs)
+        return frozenset(digests)
+
+    def unfinished(self) -> Iterator[Path]:
+        """Files of writers that did not finish; only while nobody writes are all of them dead.
+
+        Errors: StoreError when a folder cannot be read.
+        """
+        return (path for path in self._files(None, _raise) if UNFINISHED.fullmatch(path.name))
+
+    def _names(self, like: Name | None, on_error: OnError) -> Iterator[Name]:
+        for path in self._files(like, on_error):
+            host, namespace, model, tag = path.parts[-4:]
+            try:
+                yield Name(host=host, namespace=namespace, model=model, tag=tag)
+            except InvalidName:
+                if not tag.startswith("."):  # our own unfinished files
+                    log.warning("skipping the manifest %s/%s/%s/%s: no valid model name", host, namespace, model, tag)
+
+    def _files(self, like: Name | None, on_error: OnError) -> Iterator[Path]:
         """Walk the four levels, below *like* only where a folder's name equals its part but for case."""
-        wanted = (None,) * 4 if like is None else like.key
-        for host in _entries(self.folder, wanted[0]):
-            for namespace in _entries(self.folder / host, wanted[1]):
-                for model in _entries(self.folder / host / namespace, wanted[2]):
-                    folder = self.folder / host / namespace / model
-                    for tag in _entries(folder, wanted[3]):
-                        if not _is_file(folder / tag):
-                            continue
-                        try:
-                            yield Name(host=host, namespace=namespace, model=model, tag=tag)
-                        except InvalidName:
-                            if not tag.startswith("."):  # our own unfinished files
-                                log.warning("skipping the manifest %s/%s/%s/%s: no valid model name", host, namespace, model, tag)
+        folders = [self.folder]
+        for wanted in (None,) * 4 if like is None else like.key:
+            folders = [path for folder in folders for path in _entries(folder, wanted, on_error)]
+        for path in folders:
+            try:
+                if is_file(path):
+                    yield path
+            except StoreError as error:
+                on_error(error)
 
 
-def _entries(folder: Path, wanted: str | None) -> list[str]:
+OnError = Callable[[StoreError], object]
+
+
+def _raise(error: StoreError) -> None:
+    raise error
+
+
+def _entries(folder: Path, wanted: str | None, on_error: OnError) -> list[Path]:
     try:
-        names = os.listdir(folder)
-    except OSError:
+        names = names_in(folder)
+    except StoreError as error:
+        on_error(error)
         return []
-    return sorted(name for name in names if wanted is None or name.casefold() == wanted)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    return [folder / name for name in names if wanted is None or name.casefold() == wanted]

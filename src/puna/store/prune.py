@@ -1,6 +1,8 @@
 """Tidying at start-up: blobs nobody uses, unfinished files of crashed programs, old spellings of blob names.
 
-Knows not which blobs are used: the store says. Anything younger than an hour may belong to work in progress, and stays.
+Knows not which blobs are used and who is at work: the store says. What Puna's own dead work left goes at once, what its live
+work makes stays however old it is. Anything else that is younger than an hour may be another program's work in progress, and
+stays.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+from puna.errors import StoreError
+from puna.store.files import names_in
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +29,17 @@ TEMPORARY = "tmp"  # below the root: where sources put files on their way into t
 _LEGACY = re.compile(r"sha256:[0-9a-f]{64}")
 _WHOLE = re.compile(r"sha256-[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"sha256-([0-9a-f]{64}-partial(-[0-9]+)?|[0-9a-zA-Z]{1,40})")
+# whose an unfinished file or a temporary folder is
+_OWN = re.compile(r"(?:sha256-|[a-z]+-)(?P<key>[0-9a-f]{16})(?:[0-9a-f]{16}|-.*)")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must stay, and what need not even wait."""
+
+    kept: Collection[str]  # digests that a manifest names, or live work relies on
+    abandoned: Collection[str]  # digests that dead work brought
+    live: Collection[str]  # ids of work that goes on
 
 
 def rename_legacy_blobs(folder: Path) -> None:
@@ -32,25 +50,35 @@ def rename_legacy_blobs(folder: Path) -> None:
             _attempt(path, functools.partial(path.replace, wanted))
 
 
-def remove_stale(root: Path, used: Collection[str]) -> None:
-    """Remove what no manifest needs and nobody is working on; *used* holds digests."""
+def remove_stale(root: Path, needs: Needs) -> None:
+    """Remove what no manifest needs and nobody is working on."""
     latest = time.time() - GRACE_S
-    kept = {digest.replace(":", "-") for digest in used}
+    kept = {digest.replace(":", "-") for digest in needs.kept}
+    abandoned = {digest.replace(":", "-") for digest in needs.abandoned}
     for path in _files(root / "blobs"):
         is_ours = _WHOLE.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name)
-        if is_ours and path.name not in kept and _is_older(path, latest):
+        if is_ours and path.name not in kept and (path.name in abandoned or _is_over(path, needs, latest)):
             log.info("removing unused blob %s", path.name)
             _attempt(path, path.unlink)
     for path in _files(root / TEMPORARY):
-        if _is_older(path, latest):
+        if _is_over(path, needs, latest):
             _attempt(path, functools.partial(shutil.rmtree, path) if path.is_dir() else path.unlink)
+    with suppress(OSError):  # it is not there, or not empty
+        (root / TEMPORARY).rmdir()
     _remove_empty(root / "manifests")
+
+
+def _is_over(path: Path, needs: Needs, latest: float) -> bool:
+    """Whether nobody works on a file; where its name does not tell, its age has to."""
+    own = _OWN.fullmatch(path.name)
+    return own["key"] not in needs.live if own else _is_older(path, latest)
 
 
 def _files(folder: Path) -> list[Path]:
     try:
-        return sorted(folder.iterdir())
-    except OSError:
+        return [folder / name for name in names_in(folder)]
+    except StoreError as error:
+        log.warning("cannot tidy up: %s", error)
         return []
 
 

@@ -1,35 +1,51 @@
 """The store: one folder with manifests and blobs, and what can be done with the models in it.
 
-Every method may be called from any thread. Knows nothing of HTTP, and where models come from only through puna.store.sources.
+Every method may be called from any thread, and several processes may work on one folder. Who reads takes no lock: files are
+replaced whole, an open file stays whole when its name goes, and who finds a blob gone looks at the manifest again. Who changes
+manifests or removes blobs holds the store's lock for that moment; what long work relies on meanwhile, it claims
+(puna.store.claims). Nothing is removed where it cannot be told what is used.
+Knows nothing of HTTP, and where models come from only through puna.store.sources.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound
+from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, StoreError
 from puna.store import config as configs
 from puna.store import prune
-from puna.store.blobs import Blobs
+from puna.store.blobs import Blobs, BlobWriter, parse_digest
+from puna.store.claims import Claims, Lender, Work
 from puna.store.create import Recipe, create
+from puna.store.files import is_file
+from puna.store.locks import LocksMissing, StoreLock
 from puna.store.manifests import Manifest, Manifests, StoredManifest
 from puna.store.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Report, silent
 from puna.store.sources import file, pull
+from puna.store.space import storing
 from puna.store.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 16 << 20
+UPLOAD_S = 24 * 3600.0  # how long an uploaded blob waits for the model that it is for
+ASKED_S = 3600.0  # and how long one that was asked for, since who asks is about to make a model of it
+PRUNE_PATIENCE_S = 2.0  # at a start; whoever holds the lock, or the next start, tidies up as well
 _MAX_OPENED = 1024
+_MAX_LOOKS = 16
+
+Permit = Callable[[configs.ModelConfig], None]
+"""Raises if a model with this configuration may not be replaced."""
 
 
 class Store:
@@ -41,37 +57,44 @@ class Store:
         self.manifests = Manifests(self.root / "manifests")
         self.keep_unused = keep_unused  # OLLAMA_NOPRUNE: no blob is ever removed
         self.transfers = Transfers()  # pulls and creations that clients follow
-        self._lock = threading.RLock()  # manifests and the blobs they name change together
+        self._lock = StoreLock(self.root)  # manifests and the blobs they name change together
+        self._claims = Claims(self.root, self._lock)
+        self._uploads: Work | None = None  # of clients, until they say what for
         self._opened: dict[tuple[str, str, float], StoredModel] = {}
 
     def get(self, text: str) -> StoredModel:
         """The model of this name, or the one that was pulled from this source (``pypi:PACKAGE``).
 
-        Errors: NotFound with the name as typed; InvalidName; FileFormatError when the manifest or a layer is damaged.
+        Errors: NotFound with the name as typed; InvalidName; StoreError when it cannot be read; FileFormatError when the
+        manifest or a layer is damaged.
         """
-        model = self._open(self._read(text, f"model '{text}' not found"))
-        for what, paths in (("weights", [model.weights_path]), ("adapters", model.adapter_paths)):
-            if any(path is not None and not path.is_file() for path in paths):
-                raise NotFound(f"model '{text}' not found: its {what} are missing from the store, pull it again")
-        return model
+        stored = self._read(text, f"model '{text}' not found")
+        for _ in range(_MAX_LOOKS):
+            try:
+                return self._whole(text, stored)
+            except (NotFound, FileFormatError):
+                if not self._has_changed(stored):
+                    raise
+                stored = self._read(text, f"model '{text}' not found")
+        return self._whole(text, stored)
 
     def find(self, text: str) -> Name | None:
         """The stored name that *text* stands for, case aside, or None.
 
-        Errors: InvalidName.
+        Errors: InvalidName; StoreError when it cannot be told.
         """
         if pull.is_reference(text):
             return self._pulled_from(text)
         name = self.manifests.find(Name.parse(text))
-        return name if self.manifests.path(name).is_file() else None
+        return name if self.manifests.has(name) else None
 
     def list(self) -> list[StoredModel]:
         """All models that can be opened, the newest first; others are named in the log."""
         models = []
         for stored in self.manifests.all()[0]:
             try:
-                models.append(self._open(stored))
-            except (FileFormatError, NotFound) as error:
+                models.append(self.opened(stored))
+            except (FileFormatError, NotFound, StoreError) as error:
                 log.warning("skipping %s: %s", stored.name.display, error)
         return sorted(models, key=lambda model: (-model.modified_at, model.name))
 
@@ -85,20 +108,23 @@ class Store:
     def delete(self, text: str) -> None:
         """Remove a model, and the blobs that no other model uses.
 
-        Errors: NotFound with the name as typed; InvalidName.
+        Errors: NotFound with the name as typed; InvalidName; StoreError when nothing may be removed, or it cannot be.
         """
-        with self._lock:
+        missing = f"model '{text}' not found"
+        if self.find(text) is None:
+            raise NotFound(missing)
+        with self._lock.held(), storing(self.root):
             name = self.find(text)
             if name is None:
-                raise NotFound(f"model '{text}' not found")
+                raise NotFound(missing)
             digests = self._digests(name)
             self.manifests.remove(name)
             self.remove_unused(digests)
 
-    def copy(self, source: str, destination: str) -> None:
+    def copy(self, source: str, destination: str, permit: Permit | None = None) -> None:
         """Give a model a second name; the blobs are shared.
 
-        Errors: NotFound; BadRequest saying which of the names is invalid.
+        Errors: NotFound; BadRequest saying which of the names is invalid; what *permit* raises; DiskFull; StoreError.
         """
         names = []
         for role, text in (("source", source), ("destination", destination)):
@@ -107,72 +133,184 @@ class Store:
             except InvalidName as error:
                 raise BadRequest(f'{role} "{text}" is invalid') from error
         found, wanted = names
-        with self._lock:
-            if not self.manifests.path(found).is_file():
-                raise NotFound(f'model "{source}" not found')
-            if not found.is_same(wanted):
-                old = self._digests(wanted)
-                self.manifests.write(wanted, self.manifests.read(found).manifest)
-                self.remove_unused(old)
+        missing = f'model "{source}" not found'
+        if not self.manifests.has(found):
+            raise NotFound(missing)
+        if found.is_same(wanted):
+            return
+        with self._changing():
+            try:
+                manifest = self.manifests.read(found).manifest
+            except NotFound as error:
+                raise NotFound(missing) from error
+            self._write(wanted, manifest, None, permit)
 
     def create(self, text: str, recipe: Recipe, report: Report = silent) -> StoredModel:
         """Make a model from another one or from uploaded files; one of that name is replaced.
 
-        Errors: InvalidName; BadRequest, FileFormatError, UnsupportedModel as puna.store.create has them.
+        Errors: InvalidName; BadRequest, FileFormatError, UnsupportedModel as puna.store.create has them; DiskFull; StoreError.
         """
-        return create(self, Name.parse(text), recipe, report)
+        name = Name.parse(text)
+        with storing(self.root), self.work() as work:
+            model = create(self, work, name, recipe, report)
+        self._take_back([*(recipe.files or {}).values(), *recipe.adapters.values()])
+        return model
 
-    def pull(self, reference: str, report: Report = silent) -> StoredModel:
-        """Fetch a model from its source.
+    def pull(self, reference: str, report: Report = silent, *, name: str = "") -> StoredModel:
+        """Fetch a model from its source, and store it under *name* if that is given.
 
-        Errors: InvalidName; SourceError.
+        Errors: InvalidName; SourceError; BadRequest when the name belongs to a model from elsewhere; DiskFull; StoreError.
         """
-        return pull.pull(self, reference, report)
+        with storing(self.root):
+            return pull.pull(self, reference, report, name)
 
-    def write_manifest(self, name: Name, manifest: Manifest) -> tuple[Name, tuple[str, ...]]:
-        """Make the model exist; returns its name in the case it is stored under, and digests of blobs no longer used.
+    def check_replaceable(self, name: Name, permit: Permit) -> None:
+        """Raise what *permit* has against writing a model of this name, as things are now.
 
-        Errors: NotFound when a blob has vanished since it was stored.
+        Errors: what *permit* raises; StoreError.
         """
-        with self._lock:
+        stored = self.manifests.find(name)
+        if self.manifests.has(stored):
+            permit(self._config_of(stored))
+
+    @contextmanager
+    def work(self) -> Iterator[Work]:
+        """A piece of work that brings blobs or relies on some; those it brought and no manifest names go at its end.
+
+        Errors: DiskFull; StoreError.
+        """
+        work = self._claims.begin()
+        try:
+            yield work
+        finally:
+            try:
+                self.remove_unused(work.brought, work)
+            finally:
+                work.end()
+
+    def blobs_of(self, work: Work) -> Blobs:
+        """The blobs, for a piece of work that brings some."""
+        return Blobs(self.blobs.folder, work)
+
+    def upload(self, n_expected: int = 0) -> BlobWriter:
+        """For the bytes of a blob that a client is about to make a model of, within a day.
+
+        Errors: DiskFull; StoreError.
+        """
+        return Blobs(self.blobs.folder, Lender(self._lending(), UPLOAD_S)).writer(n_expected)
+
+    def expects(self, digest: str) -> bool:
+        """Whether a blob is there; if so it stays for a while, since who asks is about to make a model of it.
+
+        Errors: BadRequest for a malformed digest; StoreError.
+        """
+        if not self.blobs.has(digest):
+            return False
+        try:
+            self._lending().lend(digest, time.time() + ASKED_S)
+        except StoreError as error:
+            log.info("%s is not kept for who asks for it: %s", digest, error)  # a store that can only be read
+        return self.blobs.has(digest)
+
+    def write_manifest(self, name: Name, manifest: Manifest, work: Work, permit: Permit | None = None) -> StoredManifest:
+        """Make the model exist, under the name in the case it is stored with, and remove what it no longer uses.
+
+        Errors: NotFound when a blob has vanished since it was stored; what *permit* raises; DiskFull; StoreError.
+        """
+        with self._changing():
             for layer in manifest.blobs:
                 if not self.blobs.has(layer.digest):
                     raise NotFound(f'blob "{layer.digest}" not found: it was removed in the meantime, try again')
-            stored = self.manifests.find(name)
-            old = self._digests(stored)
-            self.manifests.write(stored, manifest)
-            return stored, self.remove_unused(old)
+            return self._write(self.manifests.find(name), manifest, work, permit)
 
-    def remove_unused(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Remove those of the blobs that no model needs; returns them."""
-        if self.keep_unused:
+    def remove_unused(self, digests: Iterable[str], work: Work | None = None) -> tuple[str, ...]:
+        """Remove those of the blobs that no model needs and no work but *work* relies on; returns them.
+
+        Nothing is removed, and the log says why, when that cannot be told.
+        """
+        wanted = dict.fromkeys(digests)
+        if self.keep_unused or not wanted:
             return ()
-        with self._lock:
-            used = {layer.digest for item in self.manifests.all()[0] for layer in item.manifest.blobs}
-            unused = tuple(digest for digest in dict.fromkeys(digests) if digest not in used)
-            for digest in unused:
-                try:
-                    self.blobs.remove(digest)
-                except OSError as error:  # Windows: the runner still has it open; the next start removes it
-                    log.warning("%s stays for now: %s", digest, error.strerror)
-        return unused
+        try:
+            with self._lock.held():
+                needed = self.manifests.used() | self._claims.look().claimed(but_for=work.id if work else "")
+                return tuple(digest for digest in wanted if digest not in needed and self._remove(digest))
+        except StoreError as error:
+            log.warning("blobs that may be unused stay: %s", error)
+            return ()
 
     def prune(self) -> None:
         """Tidy up at the start of the server: old forms of names, unused blobs, unfinished files."""
-        with self._lock:
-            prune.rename_legacy_blobs(self.blobs.folder)
-            if self.keep_unused:
-                return
-            stored, is_complete = self.manifests.all()
-            if not is_complete:
-                log.warning("not removing unused blobs: a damaged manifest may need them")
-                return
-            used = {layer.digest for item in stored for layer in item.manifest.blobs}
-            prune.remove_stale(self.root, used)
+        if not self.root.is_dir():
+            return
+        try:
+            with self._lock.held(PRUNE_PATIENCE_S), storing(self.root):
+                self._prune()
+        except StoreError as error:
+            log.warning("nothing is tidied up: %s", error)
 
     def close(self) -> None:
-        """Cancel what is being pulled or created."""
+        """Cancel what is being pulled or created, and keep uploads no longer than others do."""
         self.transfers.close()
+        with self._lock.threads:
+            if self._uploads is not None:
+                self._uploads.end()
+                self._uploads = None
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Write manifests: alone, or where there are no locks with what has always been done, and without removing."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._lock.held())
+            except LocksMissing as error:
+                log.warning("%s; other processes may change models at the same time", error)
+                stack.enter_context(self._lock.threads)
+            yield
+
+    def _write(self, name: Name, manifest: Manifest, work: Work | None, permit: Permit | None) -> StoredManifest:
+        if permit is not None:
+            self.check_replaceable(name, permit)
+        old = self._digests(name)
+        with storing(self.root, len(manifest.encoded())):
+            self.manifests.write(name, manifest)
+        if work is not None:
+            work.settle(layer.digest for layer in manifest.blobs)
+        self.remove_unused(old, work)
+        return self.manifests.read(name)
+
+    def _prune(self) -> None:
+        prune.rename_legacy_blobs(self.blobs.folder)
+        if self.keep_unused:
+            return
+        used, standing = self.manifests.used(), self._claims.look()
+        for path in self.manifests.unfinished():
+            path.unlink(missing_ok=True)
+        needs = prune.Needs(used | standing.claimed(), standing.abandoned, standing.live.keys())
+        prune.remove_stale(self.root, needs)
+        self._claims.forget(standing.dead)
+
+    def _remove(self, digest: str) -> bool:
+        try:
+            self.blobs.remove(digest)
+        except OSError as error:  # Windows: the runner still has it open; the next start removes it
+            log.warning("%s stays for now: %s", digest, error.strerror)
+            return False
+        return True
+
+    def _lending(self) -> Work:
+        with self._lock.threads:
+            if self._uploads is None:
+                self._uploads = self._claims.begin()
+            return self._uploads
+
+    def _take_back(self, digests: Iterable[str]) -> None:
+        """What was lent for a model that is there now."""
+        if self._uploads is not None:
+            try:
+                self._uploads.drop(parse_digest(digest) for digest in digests)
+            except StoreError as error:
+                log.info("uploads are kept longer than needed: %s", error)
 
     def _read(self, text: str, missing: str) -> StoredManifest:
         name = self.find(text)
@@ -183,9 +321,36 @@ class Store:
         except NotFound as error:
             raise NotFound(missing) from error
 
+    def _whole(self, text: str, stored: StoredManifest) -> StoredModel:
+        model = self.opened(stored)
+        for what, paths in (("weights", [model.weights_path]), ("adapters", model.adapter_paths)):
+            if any(path is not None and not is_file(path) for path in paths):
+                raise NotFound(f"model '{text}' not found: its {what} are missing from the store, pull it again")
+        return model
+
+    def _has_changed(self, stored: StoredManifest) -> bool:
+        """Whether the model was replaced or deleted since; its blobs may have gone with it."""
+        try:
+            now = self.manifests.read(stored.name)
+        except NotFound:
+            return True
+        return (now.digest, now.modified_at) != (stored.digest, stored.modified_at)
+
     def _pulled_from(self, reference: str) -> Name | None:
         wanted = pull.parse(reference)
-        return next((item.name for item in self.manifests.all()[0] if wanted.is_source_of(self._config(item.manifest))), None)
+        found, problems = self.manifests.all()
+        name = next((item.name for item in found if wanted.is_source_of(self._config(item.manifest))), None)
+        if name is None:
+            for problem in problems:
+                if isinstance(problem, StoreError):  # it may be that one
+                    raise problem
+        return name
+
+    def _config_of(self, name: Name) -> configs.ModelConfig:
+        try:
+            return self._config(self.manifests.read(name).manifest)
+        except (NotFound, FileFormatError):
+            return configs.ModelConfig()
 
     def _config(self, manifest: Manifest) -> configs.ModelConfig:
         try:
@@ -199,12 +364,16 @@ class Store:
         except (NotFound, FileFormatError):
             return ()
 
-    def _open(self, stored: StoredManifest) -> StoredModel:
+    def opened(self, stored: StoredManifest) -> StoredModel:
+        """The model of a manifest that was read a moment ago.
+
+        Errors: FileFormatError; StoreError.
+        """
         key = (stored.name.full, stored.digest, stored.modified_at)
         known = self._opened.get(key)
         if known is None:
             known = self._assemble(stored)
-            if known.weights_path is None or known.weights_path.is_file():
+            if known.weights_path is None or is_file(known.weights_path):
                 if len(self._opened) >= _MAX_OPENED:
                     self._opened.clear()
                 self._opened[key] = known

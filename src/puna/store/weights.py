@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from puna.errors import FileFormatError, PunaError
 from puna.gguf.lora import read_lora
 from puna.gguf.reader import GGUFFile
-from puna.store.blobs import Blob
+from puna.store.blobs import Blob, Blobs
+from puna.store.claims import Work
 from puna.store.details import read_details
 from puna.store.progress import Progress, Report
 from puna.store.quantise import quantise
 from puna.store.scratch import scratch
 
-if TYPE_CHECKING:
-    from puna.store.store import Store
-
 UNQUANTIZED = ("F32", "F16", "BF16")
 QUANTIZING = "0" * 19  # stands for a digest in progress lines, as in Ollama's: clients show a bar only where there is one
 
 
-def convert_checkpoint(store: Store, files: Mapping[str, Path], report: Report) -> Blob:
+def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], report: Report) -> Blob:
     """A GGUF file from a checkpoint's files by their names in it.
 
     Errors: FileFormatError naming file and tensor; UnsupportedModel.
@@ -32,13 +29,13 @@ def convert_checkpoint(store: Store, files: Mapping[str, Path], report: Report) 
 
     status = "converting model"
     report(Progress(status))
-    with scratch(store.root, "convert-") as folder:
+    with scratch(work, "convert-") as folder:
         target = folder / "model.gguf"
         convert(Checkpoint(files), target, _reporter(report, status))
-        return _add(store, target, report)
+        return _add(blobs, target, report)
 
 
-def convert_adapter(store: Store, files: Mapping[str, Path], model: Path, report: Report) -> Blob:
+def convert_adapter(blobs: Blobs, work: Work, files: Mapping[str, Path], model: Path, report: Report) -> Blob:
     """A GGUF file from an adapter's files by their names, for the model in the file *model*.
 
     Errors: FileFormatError naming file and tensor; UnsupportedModel.
@@ -47,19 +44,19 @@ def convert_adapter(store: Store, files: Mapping[str, Path], model: Path, report
     from puna.gguf.convert.checkpoint import Checkpoint
 
     report(Progress("converting adapter"))
-    with scratch(store.root, "convert-") as folder, GGUFFile.open(model) as base:
+    with scratch(work, "convert-") as folder, GGUFFile.open(model) as base:
         target = folder / "adapter.gguf"
         adapter.convert(Checkpoint(files), base, target)
         check_adapter(next(name for name in files if name.lower().endswith(".safetensors")), target, model)
-        return store.blobs.import_file(target, link=True)
+        return blobs.import_file(target, link=True)
 
 
-def quantise_blob(store: Store, digest: str, kind: str, report: Report) -> Blob | None:
+def quantise_blob(blobs: Blobs, work: Work, digest: str, kind: str, report: Report) -> Blob | None:
     """A model's file in another kind; None when it is of that kind already.
 
     Errors: PunaError when it is quantised already, or cannot be.
     """
-    source = store.blobs.path(digest)
+    source = blobs.path(digest)
     now = read_details(source).file_type
     if now == kind:
         return None
@@ -67,13 +64,13 @@ def quantise_blob(store: Store, digest: str, kind: str, report: Report) -> Blob 
         raise PunaError("quantization is only supported for F16, BF16 and F32 models")
     status = f"quantizing {now} model to {kind}"
     report(Progress(status, QUANTIZING, source.stat().st_size, 0))
-    with scratch(store.root, "quantise-") as folder:
+    with scratch(work, "quantise-") as folder:
         target = quantise(source, folder, kind, _reporter(report, status, QUANTIZING))
         report(Progress("verifying conversion"))
         with GGUFFile.open(target) as new, GGUFFile.open(source) as old:
             if _shapes(new) != _shapes(old):
                 raise PunaError("the quantized model has other tensors than the model it was made from")
-        return _add(store, target, report)
+        return _add(blobs, target, report)
 
 
 def check_adapter(name: str, path: Path, model: Path) -> None:
@@ -85,8 +82,8 @@ def check_adapter(name: str, path: Path, model: Path) -> None:
             raise FileFormatError(str(error).replace(str(path), name)) from error
 
 
-def _add(store: Store, path: Path, report: Report) -> Blob:
-    return store.blobs.import_file(path, link=True, on_bytes=_reporter(report, "hashing model"))
+def _add(blobs: Blobs, path: Path, report: Report) -> Blob:
+    return blobs.import_file(path, link=True, on_bytes=_reporter(report, "hashing model"))
 
 
 def _shapes(file: GGUFFile) -> dict[str, tuple[int, ...]]:

