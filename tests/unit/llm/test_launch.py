@@ -77,6 +77,23 @@ async def start(path: Path) -> Runner:
     return await Runner.start(fake_command(path), timeout_s=20)
 
 
+class Still(Backoff):
+    """Time stands still between crashes, however slow the machine is; notes the pauses it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=lambda: 0.0)
+        self.pauses: list[float] = []
+
+    def pause_s(self, model_path: Path) -> float:
+        self.pauses.append(super().pause_s(model_path))
+        return self.pauses[-1]
+
+
+def still(launcher: Launcher) -> list[float]:
+    launcher._backoff = backoff = Still()
+    return backoff.pauses
+
+
 async def load_and_ask(launcher: Launcher, path: Path) -> tuple[float, str]:
     """Seconds until the process was there, and how the request ended."""
     begin = time.monotonic()
@@ -99,13 +116,13 @@ def test_a_model_that_always_crashes_is_started_ever_more_rarely(script: dict[st
 
     async def scenario() -> None:
         launcher = Launcher(start=start)
+        pauses = still(launcher)
         waits = [await load_and_ask(launcher, path) for _ in range(4)]
         assert {end for _, end in waits} == {"RunnerDied"}
-        first, second, third, fourth = (wait for wait, _ in waits)
-        assert max(first, second) < third < fourth
-        assert third >= 0.3
-        assert fourth >= 0.7
-        assert (await load_and_ask(launcher, sound))[0] < 0.3
+        assert pauses == [0.0, 0.0, 0.4, 0.8]
+        assert all(wait >= pause for (wait, _), pause in zip(waits, pauses, strict=True))
+        await load_and_ask(launcher, sound)
+        assert pauses[4:] == [0.0]
         await launcher.close()
 
     uvloop.run(scenario())
@@ -137,6 +154,7 @@ def test_one_that_was_closed_or_had_answered_is_started_at_once(tmp_path: Path) 
 
     async def scenario() -> None:
         launcher = Launcher(start=start)
+        pauses = still(launcher)
         for _ in range(3):
             assert (await load_and_ask(launcher, path))[1] == "Done"
         for _ in range(3):
@@ -147,7 +165,8 @@ def test_one_that_was_closed_or_had_answered_is_started_at_once(tmp_path: Path) 
             await runner.wait()
             await runner.close()
             assert runner.has_crashed
-        assert (await load_and_ask(launcher, path))[0] < 0.3
+        await load_and_ask(launcher, path)
+        assert set(pauses) == {0.0}
         await launcher.close()
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 

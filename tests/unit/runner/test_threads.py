@@ -248,10 +248,11 @@ def test_threads_that_wait_for_a_core_are_seen(busy: Callable[[], psutil.Process
     before = usage()
     time.sleep(1.0)
     used = usage().since(before)
+    n_threads = psutil.Process().num_threads()  # each of them may have waited
     must_end.set()
     worker.join()
     assert used.waited is not None
-    assert 0.1 < used.waited < 2 * used.wall + 0.1  # on a busy machine the thread that measures waits as well
+    assert 0.1 < used.waited < n_threads * used.wall + 0.1
 
 
 def test_own_work_is_nobody_elses() -> None:
