@@ -88,6 +88,13 @@ class Request:
     def progress(self) -> Progress:
         return Progress(self.n_computed, len(self.tokens), 0, self.groups)
 
+    goes_on = True  # from whatever is left of what it had computed
+
+    @property
+    def n_to_write(self) -> int:
+        """How many more tokens the cache may have to hold, of which none is known yet."""
+        return max(min(self.n_predict - self.n_generated, self.n_ctx - len(self.tokens)), 0)
+
     def start(self) -> None:
         self._started = time.perf_counter_ns()
 
