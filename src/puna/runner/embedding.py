@@ -131,6 +131,7 @@ class EmbeddedText:
         self.n_computed = 0
         self.slot = -1
         self.order = 0  # of admission
+        self.last_turn = 0  # that it had, see puna.runner.turns
         self.is_paused = False  # gave way to others, until the pool has room
         self._job = job
         self._index = index

@@ -44,6 +44,7 @@ from puna.runner.slots import Slots
 from puna.runner.step import Forward
 from puna.runner.step_times import StepTimes
 from puna.runner.stops import stopping
+from puna.runner.turns import Turns
 from puna.sample.transforms import Floats
 from puna.wire import (
     CompletionReply,
@@ -84,6 +85,7 @@ class Engine:
         self._times = StepTimes(math.inf)
         self._pace = UNBOUNDED  # of the step at hand
         self._answers = Answers()
+        self._turns = Turns()
         self._waiting: deque[Waiting] = deque()
         self._running: list[Task] = []
         self._in_step: Sequence[Task] = ()
@@ -295,9 +297,11 @@ class Engine:
     def _step(self) -> None:
         loaded = self._need()
         assert self._slots is not None
-        active = [r for r in self._running if self._is_active(r)]
+        active: Sequence[Task] = [r for r in self._running if self._is_active(r)]
+        self._retire()  # who has just ended leaves room to this step
         resume_paused(active, self._room(), self._slots)
         active = [r for r in active if not r.is_paused]
+        active = self._turns.order(active, loaded.limits.n_batch)
         progress = [r.progress for r in active]
         with self._lock:
             waiting = [r.tokens for _, r in zip(range(LOOKAHEAD), self._waiting, strict=False) if isinstance(r, Request)]
@@ -317,6 +321,7 @@ class Engine:
             if all(r.is_cancelled for r in self._in_step):
                 self._in_step = ()
                 return
+        self._turns.note([r for r, _ in chosen])
         try:
             with loaded.paced(sum(n for _, n in chosen)):
                 if loaded.pooling is Pooling.NONE:

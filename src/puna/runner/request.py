@@ -65,6 +65,7 @@ class Request:
         self.n_predict = _n_predict(wire, self.n_prompt, n_ctx)
         self.slot = -1
         self.order = 0  # of admission
+        self.last_turn = 0  # that it had, see puna.runner.turns
         self.is_paused = False  # gave way to others, until the pool has room
         self.is_cancelled = False
         self.is_done = False

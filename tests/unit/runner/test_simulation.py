@@ -19,6 +19,13 @@ PADDING = 16
 
 
 @pytest.fixture
+def no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly no room is reckoned for answers, so that requests must give way often."""
+    monkeypatch.setattr("puna.runner.admission.MIN_ANSWER", 8)
+    monkeypatch.setattr("puna.runner.admission.N_ANSWERS", 1)
+
+
+@pytest.fixture
 def small_views(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("puna.kvcache.views.PADDING", PADDING)
     monkeypatch.setattr("puna.kvcache.causal.PADDING", PADDING)
@@ -51,18 +58,18 @@ class Load:
         return prompt if len(prompt) < n_ctx else own
 
     def ask(self, **fields: Any) -> Asked:
-        n_predict = self.chance.choice([0, 1, 3, 10, 30, 60])
+        n_predict = self.chance.choice([0, 1, 3, 10, 30, 60, 200])
         return self.simulation.ask(self.prompt(), n_predict, **fields)
 
 
 def n_steps_at_most(asked: Asked, n_ctx: int) -> int:
-    """Steps in which the oldest computes at least a token; a shift may have it compute a context again."""
+    """Steps in which the oldest computes at least a token, in each or when it is its turn; shifts compute a context again."""
     n_written = asked.request.n_generated
     n_shifts = n_written // max(n_ctx // 4, 1) + 1 if asked.shift else 0
-    return len(asked.prompt) + n_written + n_shifts * n_ctx + 2
+    return 2 * (len(asked.prompt) + n_written + n_shifts * n_ctx + 2)
 
 
-@pytest.mark.usefixtures("small_views")
+@pytest.mark.usefixtures("small_views", "no_foresight")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", KINDS)
 def test_everyone_is_answered_as_if_alone_and_in_bounded_time(kind: str, seed: int) -> None:
@@ -73,7 +80,7 @@ def test_everyone_is_answered_as_if_alone_and_in_bounded_time(kind: str, seed: i
         n_ctx=n_ctx,
         n_pool=chance.choice([n_ctx, n_ctx + 64, 2 * n_ctx]),
         n_parallel=chance.choice([2, 4]),
-        n_batch=chance.choice([16, 64]),
+        n_batch=chance.choice([4, 16, 64]),
         attic_bytes=seed % 2 * MEGABYTE,
     )
     load = Load(simulation, chance)
@@ -248,3 +255,21 @@ def test_used_cells_are_those_that_hold_a_token(kind: str) -> None:
     while simulation.slots.evict():
         pass
     assert simulation.engine.health().cache_used == 0
+
+
+@pytest.mark.parametrize("n_batch", [1, 2, 3, 4])
+def test_those_who_write_take_turns_in_a_small_batch_and_prompts_keep_room(n_batch: int) -> None:
+    """Four places; nobody gets less than the others by more than a token, and a prompt advances beside three who write."""
+    chance = random.Random(10)
+    simulation = Simulation(n_ctx=1024, n_parallel=4, n_batch=n_batch)
+    writing = [simulation.ask(tokens(chance, 4), 500, ignore_eos=True) for _ in range(3)]
+    simulation.run(lambda: all(a.request.n_generated for a in writing))
+    before = [a.request.n_generated for a in writing]
+    late = simulation.ask(tokens(chance, 10), 500, ignore_eos=True)
+    simulation.run(lambda: late.request.n_generated > 0, turns=50)
+    for _ in range(40):
+        simulation.turn()
+    written = [a.request.n_generated - n for a, n in zip(writing, before, strict=True)]
+    assert max(written) - min(written) <= 1
+    assert late.request.n_generated >= 40 * n_batch // 4
+    assert sum(written) + late.request.n_generated >= 40 * n_batch
