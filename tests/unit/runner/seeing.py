@@ -195,11 +195,11 @@ class SeeingModel:
         tokens, positions = keys[:, 0], keys[:, 1]
         assert (values == -tokens[:, None]).all(), f"sequence {sequence}: keys and values are not of the same tokens"
         order = np.argsort(positions)
-        message = f"sequence {sequence}, rows {wanted[0]} to {end - 1}"
-        np.testing.assert_array_equal(positions[order], np.arange(begin, end), message)
-        np.testing.assert_array_equal(tokens[order], self._history(sequence)[begin:end], message)
+        rows = f"sequence {sequence}, rows {wanted[0]} to {end - 1}"
+        assert positions[order].tolist() == list(range(begin, end)), f"{rows} see {positions[order]}"
+        assert tokens[order].tolist() == list(self._history(sequence)[begin:end]), f"{rows} see other tokens"
         visible = (positions <= wanted[:, None]) & (positions >= reach.first(wanted)[:, None])
-        np.testing.assert_array_equal(seen, visible, message)
+        assert (seen == visible).all(), f"{rows}: the mask is not that of {reach}"
         return [_digest(tokens[row].astype(np.int64), positions[row].astype(np.int64)) for row in seen]
 
     def _states(self, ctx: Any, batch: Batch) -> Any:

@@ -65,6 +65,7 @@ def alike(a: Sequence[int], b: Sequence[int]) -> int:
 class Asked:
     """One request and what it was told."""
 
+    number: int  # in the order of arrival
     prompt: list[int]
     n_predict: int
     shift: bool
@@ -130,12 +131,13 @@ class Simulation:
         self.engine._loaded, self.engine._slots = self.loaded, self.slots
         self.engine._health = Health(status="ready")
         self.asked: list[Asked] = []
+        self._asked_by: dict[int, Asked] = {}  # by the identity of its request
         self.n_pauses = 0
 
     def _of(self, sequence: int) -> Asked:
         """Whose sequence it is."""
-        (request,) = (r for r in self.running if r.slot == sequence)
-        return next(asked for asked in self.asked if asked.request is request)
+        (request,) = (r for r in self.engine._running if r.slot == sequence)
+        return self._asked_by[id(request)]
 
     def _history(self, sequence: int) -> Sequence[int]:
         return self._of(sequence).request.tokens
@@ -170,8 +172,9 @@ class Simulation:
 
         older = [a for a in self.asked if a.end is None]
         handle = self.engine.submit(wire, emit)
-        asked = Asked(list(prompt), n_predict, shift, self.model.n_steps, handle, older=older)
+        asked = Asked(len(self.asked), list(prompt), n_predict, shift, self.model.n_steps, handle, older=older)
         self.asked.append(asked)
+        self._asked_by[id(asked.request)] = asked
         return asked
 
     def turn(self) -> None:
@@ -201,7 +204,7 @@ class Simulation:
         self.n_pauses += len([r for r in resting if all(r is not p for p in paused)])
 
     def _arrival(self, request: Request) -> int:
-        return next(i for i, asked in enumerate(self.asked) if asked.request is request)
+        return self._asked_by[id(request)].number
 
     def run(self, until: Callable[[], bool] | None = None, turns: int = 20_000) -> None:
         """Until nobody is left, or something has happened."""

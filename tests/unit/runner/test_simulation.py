@@ -25,6 +25,12 @@ def no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("puna.runner.admission.N_ANSWERS", 1)
 
 
+@pytest.fixture(autouse=True)
+def small_attic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is full now and then, and its books are soon checked."""
+    monkeypatch.setattr("puna.runner.attic.MAX_ENTRIES", 12)
+
+
 @pytest.fixture
 def small_views(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("puna.kvcache.views.PADDING", PADDING)
