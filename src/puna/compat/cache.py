@@ -6,16 +6,14 @@ happens to its memory happens to the books. All sequences share one pool; a pref
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from puna.kvcache.batch import Batch, runs
-from puna.kvcache.cache import Limits, NotSupported
+from puna.kvcache.cache import UNLIMITED, Limits, NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells
 from puna.native.decoder import Context
 
 Opened = Callable[[], Context]
-
-UNLIMITED = 1 << 62
 
 
 class AttentionCache:
@@ -34,13 +32,20 @@ class AttentionCache:
         self.has_moved = False  # libllama has still to turn keys
 
     @property
+    def n_cells(self) -> int:
+        return self._cells.n_cells
+
+    @property
     def n_free(self) -> int:
         return self._cells.n_free
+
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return self._cells.n_only(sequences, kept_by, n_kept)
 
     def length(self, sequence: int) -> int:
         return int(self._cells.nexts[sequence])
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         if source == target:
             return
         self.remove(target, 0)
@@ -49,6 +54,9 @@ class AttentionCache:
             # Some memories copy a sequence as a whole or end the process.
             self._context().share(source, target, -1 if length == self.length(source) else length)
             self._cells.share(target, self._cells.cells_of(source, 0, length))
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """What was copied is shared already."""
 
     def can_resume(self, sequence: int, position: int) -> bool:
         length = self.length(sequence)
@@ -119,7 +127,7 @@ class StateCache:
 
     is_hybrid = False
     has_moved = False
-    n_free = UNLIMITED
+    n_cells, n_free = 0, UNLIMITED
 
     def __init__(self, context: Opened, limits: Limits) -> None:
         self._context = context
@@ -128,13 +136,19 @@ class StateCache:
     def length(self, sequence: int) -> int:
         return self._lengths[sequence]
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return 0
+
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         if source == target:
             return
         self.remove(target, 0)
         if length and length == self.length(source):
             self._context().share(source, target, -1)
             self._lengths[target] = length
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """States take no room of a pool."""
 
     def can_resume(self, sequence: int, position: int) -> bool:
         return position in (0, self.length(sequence))

@@ -6,7 +6,7 @@ Once per step the runner calls ``start_forward``. The model, while it builds its
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +15,9 @@ from puna.kvcache.batch import Batch
 from puna.kvcache.rotation import Rotation
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
+
+# Room for any number of tokens.
+UNLIMITED = 1 << 62
 
 
 class NotSupported(PunaError):
@@ -54,14 +57,27 @@ class Sequences(Protocol):
     """What the runner asks about sequences, of whichever engine."""
 
     @property
-    def n_free(self) -> int:
-        """Tokens that there is room for now, whichever sequences they are of."""
+    def n_cells(self) -> int:
+        """Tokens that all sequences together can hold; 0: there is no such bound, each has room of its own."""
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    @property
+    def n_free(self) -> int:
+        """Tokens that there is room for now, whichever sequences they are of; UNLIMITED without a bound."""
+
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        """Tokens that there would be more room for if these sequences forgot all they hold.
+
+        But for the first *n_kept* positions of one of them, if that is said.
+        """
+
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         """The target forgets what it holds and then holds of the source's positions [0, length) what later rows need.
 
-        How far it can resume, resume_point tells.
+        How far it can resume, resume_point tells. By reference it takes no room of the pool, but is read more slowly.
         """
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """The two hold the same tokens in positions [0, length): let that take room once, where it takes room of the pool."""
 
     def can_resume(self, sequence: int, position: int) -> bool:
         """Whether a token at this position would find all it attends to, once later positions are removed."""

@@ -8,7 +8,7 @@ ranges are equally far apart and about equally long are read by one call, as one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from puna.errors import BadRequest
 from puna.kvcache.batch import Batch, runs
-from puna.kvcache.cache import Attended, Limits, Saved
+from puna.kvcache.cache import UNLIMITED, Attended, Limits, Saved
 from puna.kvcache.cache import NotSupported as NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells, padded
 from puna.kvcache.masks import HIDDEN, show
@@ -155,8 +155,15 @@ class CausalCache:
     # For the runner.
 
     @property
+    def n_cells(self) -> int:
+        return 0 if self.forgets else self.cells.n_cells
+
+    @property
     def n_free(self) -> int:
-        return self.cells.n_cells if self.forgets else self.cells.n_free
+        return UNLIMITED if self.forgets else self.cells.n_free
+
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return 0 if self.forgets else self.cells.n_only(sequences, kept_by, n_kept)
 
     def check_room(self, batch: Batch) -> None:
         if not self.forgets and batch.n_tokens > self.cells.n_free:
@@ -284,8 +291,8 @@ class CausalCache:
 
     # Sequences.
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """The rows are copied where that takes few copies, so that the target's range stays tight; else shared."""
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
+        """Where rows are copied, which takes few copies, the target's range stays tight."""
         if source == target:
             return
         self.cells.remove(target, 0, END)
@@ -294,6 +301,9 @@ class CausalCache:
             return
         cells = self.cells.cells_of(source, self.reach.kept_from(length) if self.forgets else 0, length)
         if not len(cells):
+            return
+        if by_reference and not self.forgets:
+            self.cells.share(target, cells)
             return
         try:
             copies = np.array(self.cells.place(target, self.cells.positions[cells]), np.int64)
@@ -307,6 +317,10 @@ class CausalCache:
         else:
             self.cells.remove(target, 0, END)
             self.cells.share(target, cells)
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        if not self.forgets and source != target:
+            self.cells.unite(source, target, length)
 
     def _copy(self, stretches: list[tuple[int, int, int]]) -> None:
         ctx = self._backend.context(16 + 2 * 3 * len(self._pools) * MAX_COPIES)

@@ -7,7 +7,7 @@ reads a tight range; only when the home is full does a sequence spill into whate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -98,19 +98,43 @@ class Cells:
 
     def remove(self, sequence: int, begin: int, end: int) -> None:
         """The sequence gives up the positions in [begin, end); a cell that nobody sees any more is free."""
-        gone = self._mine(sequence, begin, end)
+        self._give_up(sequence, self._mine(sequence, begin, end))
+        self._measure(sequence, self.begins[sequence], self.ends[sequence])
+
+    def _give_up(self, sequence: int, gone: npt.NDArray[np.int64]) -> None:
         self.members[sequence, gone] = False
         self.n_owners[gone] -= 1
         freed = gone[self.n_owners[gone] == 0]
         self.positions[freed] = FREE
         self.n_free += len(freed)
-        self._measure(sequence, self.begins[sequence], self.ends[sequence])
 
     def share(self, target: int, cells: npt.NDArray[np.int64]) -> None:
         """The target sees these cells of another sequence too."""
         self.n_owners[cells] += ~self.members[target, cells]
         self.members[target, cells] = True
         self._measure(target, 0, self.n_cells)
+
+    def unite(self, source: int, target: int, length: int) -> None:
+        """The target's cells of positions [0, length) are the source's from now on; its own are free if nobody else's.
+
+        Both must hold all of these positions.
+        """
+        own, others = self.cells_of(target, 0, length), self.cells_of(source, 0, length)
+        assert len(own) == len(others) == length, f"sequences {source} and {target} do not both hold {length} positions"
+        differ = own != others
+        if differ.any():
+            self._give_up(target, own[differ])
+            self.share(target, others[differ])
+
+    def n_only(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        """Used cells that belong to none but these sequences, less those of the first *n_kept* positions of one of them."""
+        if not sequences:
+            return 0
+        owned = self.members[list(sequences)].sum(axis=0, dtype=np.int16)
+        only = (owned > 0) & (owned == self.n_owners)
+        if n_kept:
+            only &= ~(self.members[kept_by] & (self.positions < n_kept))
+        return int(np.count_nonzero(only))
 
     def shift(self, sequence: int, begin: int, delta: int) -> None:
         """Positions from *begin* on change by delta. The cells must not be shared."""

@@ -7,7 +7,7 @@ the sequence can then not go back to between the two.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from puna.errors import BadRequest
 from puna.kvcache.batch import Batch, Encoded, runs
-from puna.kvcache.cache import Attended, Limits
+from puna.kvcache.cache import UNLIMITED, Attended, Limits
 from puna.kvcache.cells import padded
 from puna.kvcache.views import PADDING, Range, View, plan
 from puna.ml.backend import Backend, Context, row_bytes
@@ -100,9 +100,10 @@ class EncoderCache:
 
     # For the runner.
 
-    @property
-    def n_free(self) -> int:
-        return 1 << 62  # text tokens take no room here
+    n_cells, n_free = 0, UNLIMITED  # text tokens take no room here
+
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return 0
 
     def check_room(self, batch: Batch) -> None:
         """Errors: BadRequest for more encoder rows than a sequence has room for."""
@@ -183,7 +184,10 @@ class EncoderCache:
 
     # Sequences.
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """Each sequence has a home for what is encoded."""
+
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         if source == target:
             return
         self._forget(target, 0)

@@ -6,12 +6,12 @@ of them would refuse changes none.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from puna.kvcache.batch import Batch
-from puna.kvcache.cache import Attended, CachePart, Saved, SavingCache, StepEndCache
+from puna.kvcache.cache import UNLIMITED, Attended, CachePart, Saved, SavingCache, StepEndCache
 from puna.kvcache.cells import CacheFull
 from puna.kvcache.recurrent import RecurrentCache, StateCache, StateGroup
 from puna.ml.backend import Context
@@ -46,6 +46,7 @@ class LayeredCache:
         self.max_sequences = max_sequences
         self._choice = list(choice)
         self._active = self.parts[0]
+        self._bounded = [part for part in self.parts if part.n_cells]
 
     # For models.
 
@@ -72,8 +73,15 @@ class LayeredCache:
         return self._recurrent.prompt_tail if isinstance(self._recurrent, StepEndCache) else 0
 
     @property
+    def n_cells(self) -> int:
+        return min((part.n_cells for part in self._bounded), default=0)
+
+    @property
     def n_free(self) -> int:
-        return min(part.n_free for part in self.parts)
+        return min((part.n_free for part in self._bounded), default=UNLIMITED)
+
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return min((part.n_freed(sequences, kept_by, n_kept) for part in self._bounded), default=0)
 
     def check_room(self, batch: Batch) -> None:
         for part in self.parts:
@@ -107,13 +115,17 @@ class LayeredCache:
         for part in self.parts:
             part.set_inputs(ctx)
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         if source == target:
             return
         # Only as far as all parts can go on: each of them then copies what that needs.
         length = self.prepare_restore(source, length)
         for part in self.parts:
-            part.copy_prefix(source, target, length)
+            part.copy_prefix(source, target, length, by_reference=by_reference)
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        for part in self._bounded:
+            part.share_prefix(source, target, length)
 
     def can_resume(self, sequence: int, position: int) -> bool:
         return all(part.can_resume(sequence, position) for part in self.parts)

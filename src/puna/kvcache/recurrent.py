@@ -8,14 +8,14 @@ numbers of tokens in a step: neighbours with equally many form a group, and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
 from puna.kvcache.batch import Batch, runs
-from puna.kvcache.cache import Attended, Limits, NotSupported, Saved
+from puna.kvcache.cache import UNLIMITED, Attended, Limits, NotSupported, Saved
 from puna.kvcache.checkpoints import PROMPT_TAIL, START, Checkpoints, State
 from puna.kvcache.rows import Bytes, Pool, read_rows, write_rows
 from puna.ml.backend import Backend, Context, row_bytes
@@ -140,9 +140,10 @@ class RecurrentCache:
 
     prompt_tail = PROMPT_TAIL
 
-    @property
-    def n_free(self) -> int:
-        return 1 << 62  # a state takes no more room for more tokens
+    n_cells, n_free = 0, UNLIMITED  # a state takes no more room for more tokens
+
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return 0
 
     def check_room(self, batch: Batch) -> None:
         """There is always room."""
@@ -184,11 +185,14 @@ class RecurrentCache:
 
     # Sequences.
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         """The target shares the states; each writes its next to a slot of its own."""
         if source != target:
             self.checkpoints.cut(target, 0)
             self.checkpoints.share(source, target, length)
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """States take no room of a pool."""
 
     def can_resume(self, sequence: int, position: int) -> bool:
         return self.prepare_restore(sequence, position) == position

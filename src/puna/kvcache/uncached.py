@@ -6,14 +6,14 @@ whole; several texts share a batch, and a mask keeps them apart.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from puna.kvcache.batch import Batch
-from puna.kvcache.cache import Attended
+from puna.kvcache.cache import UNLIMITED, Attended
 from puna.ml.backend import Context
 from puna.ml.tensor import DType, Tensor
 
@@ -21,7 +21,7 @@ from puna.ml.tensor import DType, Tensor
 class Uncached:
     """Keys and values of a layer live in the graph, between put and get."""
 
-    n_free = 1 << 62  # room for any number of tokens
+    n_cells, n_free = 0, UNLIMITED
 
     def __init__(self, windows: Sequence[int] = ()) -> None:
         """*windows* by layer, half of each to either side of a token; 0, or none given: all of the text."""
@@ -80,8 +80,14 @@ class Uncached:
     def check_room(self, batch: Batch) -> None:
         """There always is."""
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return 0
+
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         assert length == 0, "there is nothing to copy"
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        assert length == 0, "there is nothing to share"
 
     def can_resume(self, sequence: int, position: int) -> bool:
         return position == 0

@@ -131,7 +131,8 @@ class EmbeddedText:
         self.n_computed = 0
         self.slot = -1
         self.order = 0  # of admission
-        self.is_paused = False  # gave way to others; goes on as soon as it gets its turn again
+        self.last_turn = 0  # that it had, see puna.runner.turns
+        self.is_paused = False  # gave way to others, until the pool has room
         self._job = job
         self._index = index
         self._has_ended = False
@@ -152,6 +153,9 @@ class EmbeddedText:
     @is_cancelled.setter
     def is_cancelled(self, value: bool) -> None:
         self._job.is_cancelled = value
+
+    goes_on = False  # the sum is over all its tokens: it begins again when some of them are lost
+    n_to_write = 0
 
     def add(self, total: Vector) -> None:
         """Sum of hidden states of the tokens from n_computed on; from 0 also when it had to begin again."""

@@ -18,7 +18,7 @@ from puna.kvcache.batch import batch
 from puna.kvcache.cache import NotSupported, resume_point
 from puna.model.pooling import Pooling
 from puna.native.log import route_to_logging
-from puna.runner.admission import make_room, next_to_start, resume_paused
+from puna.runner.admission import LOOKAHEAD, Answers, Room, make_room, next_to_start, resume_paused
 from puna.runner.embedding import (
     PACKED_TOKENS,
     EmbeddedText,
@@ -37,13 +37,15 @@ from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.model_file import ModelFile
 from puna.runner.pace import UNBOUNDED, work
 from puna.runner.request import Request
-from puna.runner.sampling import sample
+from puna.runner.sampling import has_number, sample
 from puna.runner.schedule import schedule
 from puna.runner.service import NotLoaded
 from puna.runner.slots import Slots
 from puna.runner.step import Forward
 from puna.runner.step_times import StepTimes
 from puna.runner.stops import stopping
+from puna.runner.turns import Turns
+from puna.sample.transforms import Floats
 from puna.wire import (
     CompletionReply,
     CompletionRequest,
@@ -82,6 +84,8 @@ class Engine:
         self._slots: Slots | None = None
         self._times = StepTimes(math.inf)
         self._pace = UNBOUNDED  # of the step at hand
+        self._answers = Answers()
+        self._turns = Turns()
         self._waiting: deque[Waiting] = deque()
         self._running: list[Task] = []
         self._in_step: Sequence[Task] = ()
@@ -118,8 +122,8 @@ class Engine:
         loaded = self._loaded
         if loaded is None:
             return 0, 0
-        n_cells, n_free = loaded.limits.n_cells, loaded.cache.n_free
-        return (0, 0) if n_free > n_cells else (n_cells, n_free)
+        n_cells = loaded.cache.n_cells
+        return (n_cells, loaded.cache.n_free) if n_cells else (0, 0)
 
     def load(self, request: LoadRequest) -> LoadReply:
         with self._load_lock:
@@ -168,15 +172,7 @@ class Engine:
             return
         self._set_health(Health(status="ready", progress=1.0))
         while self._wait_for_work():
-            try:
-                self._admit()
-                self._step()
-                for call in self._after_step:
-                    call()
-                self._retire()
-            except Exception as error:  # without this thread every request would wait for ever
-                log.exception("the engine is out of step; every request fails, the next ones start afresh")
-                self._start_afresh(error)
+            self._turn()
 
     def _set_health(self, health: Health) -> None:
         self._health = health
@@ -240,6 +236,18 @@ class Engine:
                 self._work.wait()
             return not self._is_closing
 
+    def _turn(self) -> None:
+        """All that lies between one step and the next."""
+        try:
+            self._admit()
+            self._step()
+            for call in self._after_step:
+                call()
+            self._retire()
+        except Exception as error:  # without this thread every request would wait for ever
+            log.exception("the engine is out of step; every request fails, the next ones start afresh")
+            self._start_afresh(error)
+
     def _admit(self) -> None:
         """Start those who wait, as long as there are places."""
         slots = self._slots
@@ -248,31 +256,39 @@ class Engine:
             for unwanted in [r for r in self._waiting if r.is_cancelled]:
                 self._waiting.remove(unwanted)
                 unwanted.finish("cancelled")
-        while slots.n_free and self._waiting:
+        # Room that comes free is for those who gave way, until none of them is left.
+        while slots.n_free and self._waiting and not any(r.is_paused for r in self._running):
+            room = self._room()
             with self._lock:
-                request = self._next(slots)
+                request = self._next(slots, room)
             if request is None:
                 return
             self._running.append(request)
-            self._start(request, slots)
+            self._start(request, slots, room)
 
-    def _next(self, slots: Slots) -> Task | None:
+    def _room(self) -> Room:
+        assert self._slots is not None
+        return Room(self._need().cache, self._slots, self._answers, self._running)
+
+    def _next(self, slots: Slots, room: Room) -> Task | None:
         """Whoever waits and may start now, taken from the queue."""
         if self._need().pooling is not Pooling.NONE:
             return take(self._waiting) if fills_no_batch(self._running) else None
         running = [r for r in self._running if isinstance(r, Request)]
         request = next_to_start((r for r in self._waiting if isinstance(r, Request)), running, slots)
-        if request is not None:
-            self._waiting.remove(request)
+        if request is None or not room.has_room(request):
+            return None
+        self._waiting.remove(request)
         return request
 
-    def _start(self, request: Task, slots: Slots) -> None:
+    def _start(self, request: Task, slots: Slots, room: Room) -> None:
         self._n_admitted += 1
         request.order = self._n_admitted
         if isinstance(request, EmbeddedText):
             request.slot, _ = slots.acquire(request.tokens[:1])  # a prefix of one token is never reused
             return
-        request.slot, request.n_cached = slots.acquire(request.tokens, request.groups)
+        n_needed = room.n_promised(request) + room.n_needed(request, len(request.tokens))
+        request.slot, request.n_cached = slots.acquire(request.tokens, request.groups, n_needed)
         request.n_computed = request.n_cached
         request.start()
         if request.n_predict == 0:
@@ -281,14 +297,15 @@ class Engine:
     def _step(self) -> None:
         loaded = self._need()
         assert self._slots is not None
-        active = [r for r in self._running if self._is_active(r)]
-        if loaded.pooling is Pooling.NONE:
-            resume_paused([r for r in active if isinstance(r, Request)], loaded.cache, self._slots)
-            active = [r for r in active if isinstance(r, Request) and not r.is_paused]
+        active: Sequence[Task] = [r for r in self._running if self._is_active(r)]
+        self._retire()  # who has just ended leaves room to this step
+        resume_paused(active, self._room(), self._slots)
+        active = [r for r in active if not r.is_paused]
+        active = self._turns.order(active, loaded.limits.n_batch)
         progress = [r.progress for r in active]
+        with self._lock:
+            waiting = [r.tokens for _, r in zip(range(LOOKAHEAD), self._waiting, strict=False) if isinstance(r, Request)]
         if loaded.prompt_tail:
-            with self._lock:
-                waiting = [r.tokens for r in self._waiting if isinstance(r, Request)]
             progress = [stopping(r, waiting, loaded.prompt_tail) if isinstance(r, Request) else r.progress for r in active]
         has_prompts = loaded.pooling is Pooling.NONE and any(p.n_behind > 1 for p in progress)
         self._pace = self._times.pace if has_prompts else UNBOUNDED
@@ -296,7 +313,7 @@ class Engine:
         counts = schedule_whole(progress, PACKED_TOKENS) if loaded.is_encoder else schedule(progress, n_batch, self._pace)
         # Rows of neighbouring sequences stand together, so that the cache can read them with one view.
         wanted = sorted(((r, n) for r, n in zip(active, counts, strict=True) if n), key=lambda pair: pair[0].slot)
-        chosen = make_room(wanted, loaded.cache, self._slots)
+        chosen = make_room(wanted, self._running, loaded.cache, self._slots, waiting)
         if not chosen:
             return
         with self._lock:
@@ -304,6 +321,7 @@ class Engine:
             if all(r.is_cancelled for r in self._in_step):
                 self._in_step = ()
                 return
+        self._turns.note([r for r, _ in chosen])
         try:
             with loaded.paced(sum(n for _, n in chosen)):
                 if loaded.pooling is Pooling.NONE:
@@ -354,26 +372,29 @@ class Engine:
         positions: list[int] = []
         sequences: list[int] = []
         outputs: list[int] = []
-        finishing: list[Request] = []
         for request, count in chosen:
             begin, end = request.n_computed, request.n_computed + count
             tokens += request.tokens[begin:end]
             positions += range(begin, end)
             sequences += [request.slot] * count
-            if end == len(request.tokens):
-                outputs.append(len(tokens) - 1)
-                finishing.append(request)
+            outputs.append(len(tokens) - 1)  # also in the middle of a prompt, to know whether what was computed is sound
         if isinstance(loaded.forward, Forward) and loaded.forward.builds_ahead:
             loaded.forward.expect(next_batch(chosen, loaded.limits.n_batch, self._pace))
-        # A graph without outputs would have no end; a row that nobody wants is cheap.
-        logits = loaded.forward(batch(tokens, positions, sequences, outputs or [len(tokens) - 1]))
+        logits = loaded.forward(batch(tokens, positions, sequences, outputs))
         if logits is None:
             for request, _ in chosen:
                 request.finish("cancelled")
             return
-        for request, count in chosen:
+        finishing: list[tuple[Request, Floats]] = []
+        for (request, count), row in zip(chosen, logits, strict=True):
             request.n_computed += count
-        sample(logits, finishing)
+            if not has_number(row):
+                # What this step computed is never seen again: nobody has copied it yet, and the slot is emptied with it.
+                request.n_computed = 0
+                request.fail(request.sampler.no_token())
+            elif request.n_computed == len(request.tokens):
+                finishing.append((request, row))
+        sample([row for _, row in finishing], [request for request, _ in finishing])
         self._times.note(done, time.perf_counter() - began)
 
     def _retire(self) -> None:
@@ -382,6 +403,8 @@ class Engine:
         for request in self._running:
             self._slots.record(request.slot, request.tokens, request.n_computed)
         for request in [r for r in self._running if r.is_done]:
+            if isinstance(request, Request):
+                self._answers.note(request.n_generated)
             self._need().cache.remove(request.slot, request.n_computed)
             self._slots.release(request.slot)
             self._running.remove(request)

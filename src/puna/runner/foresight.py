@@ -20,10 +20,10 @@ def next_batch(chosen: Sequence[tuple[Request, int]], n_batch: int, pace: Pace =
     ]
     positions: list[int] = []
     sequences: list[int] = []
-    outputs: list[int] = []
-    for (request, _), end, n_wanted, count in zip(chosen, ends, wanted, schedule(progress, n_batch, pace), strict=True):
+    outputs: list[int] = []  # the last of each request, as the engine asks for them
+    for (request, _), end, count in zip(chosen, ends, schedule(progress, n_batch, pace), strict=True):
         positions += range(end, end + count)
         sequences += [request.slot] * count
-        if count and end + count == n_wanted:
+        if count:
             outputs.append(len(positions) - 1)
-    return batch([0] * len(positions), positions, sequences, outputs or [len(positions) - 1])
+    return batch([0] * len(positions), positions, sequences, outputs)

@@ -65,6 +65,7 @@ class Request:
         self.n_predict = _n_predict(wire, self.n_prompt, n_ctx)
         self.slot = -1
         self.order = 0  # of admission
+        self.last_turn = 0  # that it had, see puna.runner.turns
         self.is_paused = False  # gave way to others, until the pool has room
         self.is_cancelled = False
         self.is_done = False
@@ -87,6 +88,13 @@ class Request:
     @property
     def progress(self) -> Progress:
         return Progress(self.n_computed, len(self.tokens), 0, self.groups)
+
+    goes_on = True  # from whatever is left of what it had computed
+
+    @property
+    def n_to_write(self) -> int:
+        """How many more tokens the cache may have to hold, of which none is known yet."""
+        return max(min(self.n_predict - self.n_generated, self.n_ctx - len(self.tokens)), 0)
 
     def start(self) -> None:
         self._started = time.perf_counter_ns()

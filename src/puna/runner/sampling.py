@@ -32,7 +32,13 @@ class _Chance:
     banned: frozenset[int]
 
 
-def sample(logits: Floats, requests: Sequence[Request]) -> None:
+def has_number(row: Floats) -> bool:
+    """Whether there is any logit but NaN and -inf. Where there is none, neither is what was computed for later rows."""
+    greatest = row.max()  # NaN if there is one anywhere
+    return bool(greatest > -np.inf) or bool(np.isnan(greatest) and (row > -np.inf).any())
+
+
+def sample(logits: Floats | Sequence[Floats], requests: Sequence[Request]) -> None:
     """Give each request its next token, or the error that ends it; then begin to compute what grammars allow next.
 
     Shapes: logits [n_rows, n_vocab], row i for requests[i]; rows beyond the requests are nobody's. They are not changed.

@@ -95,6 +95,31 @@ def test_a_prefix_is_shared_where_it_lies_when_the_pool_has_no_room_for_a_copy()
     assert step(cache, [(1, 200)], [5.0]) == [{**history(0, 199), 200: 5.0}]
 
 
+def test_a_prefix_by_reference_takes_no_room_and_outlives_its_source() -> None:
+    cache = make(n_ctx=256, n_sequences=2)
+    step(cache, [(0, p) for p in range(60)])
+    n_free = cache.n_free
+    cache.copy_prefix(0, 1, 50, by_reference=True)
+    assert cache.n_free == n_free
+    assert (cache.n_freed([0]), cache.n_freed([1]), cache.n_freed([0, 1]), cache.n_freed([0, 1], 1, 50)) == (10, 0, 60, 10)
+    cache.remove(0, 0)
+    assert cache.n_free == n_free + 10
+    assert step(cache, [(1, 50)], [5.0]) == [{**history(0, 49), 50: 5.0}]
+
+
+def test_copies_become_one() -> None:
+    cache = make(n_ctx=256, n_sequences=2)
+    step(cache, [(0, p) for p in range(60)])
+    cache.copy_prefix(0, 1, 50)
+    step(cache, [(1, 50)], [5.0])
+    n_free = cache.n_free
+    cache.share_prefix(0, 1, 50)
+    cache.share_prefix(0, 1, 50)
+    assert cache.n_free == n_free + 50
+    cache.check_integrity()
+    assert step(cache, [(1, 51)], [6.0]) == [{**history(0, 49), 50: 5.0, 51: 6.0}]
+
+
 def test_decoding_sees_what_changed_between_its_steps() -> None:
     """Step after step in the same view, so whatever is kept from one to the next would show."""
     cache = make(n_ctx=128, n_sequences=2, shift=lambda _layer, keys, _changes: keys)
@@ -230,11 +255,32 @@ class AnyOrder(RuleBasedStateMachine):
         self.cache.remove(s, begin)
         self.held[s] = {p: v for p, v in self.held[s].items() if p < begin}
 
-    @rule(source=st.integers(0, 2), to=st.integers(0, 2), length=st.integers(0, 100))
-    def copy(self, source: int, to: int, length: int) -> None:
-        self.cache.copy_prefix(source, to, length)
+    @rule(source=st.integers(0, 2), to=st.integers(0, 2), length=st.integers(0, 100), by_reference=st.booleans())
+    def copy(self, source: int, to: int, length: int, by_reference: bool) -> None:
+        n_free = self._free() + (self.cache.n_freed([to]) if source != to else 0)
+        self.cache.copy_prefix(source, to, length, by_reference=by_reference)
         if source != to:
             self.held[to] = {p: v for p, v in self.held[source].items() if p < length}
+            assert not by_reference or self._free() == n_free
+
+    @rule(source=st.integers(0, 2), to=st.integers(0, 2))
+    def share(self, source: int, to: int) -> None:
+        """As far as the two hold the same."""
+        pairs = zip(self.held[source].items(), self.held[to].items(), strict=False)
+        length = next((p for p, (a, b) in enumerate(pairs) if a != b), min(len(self.held[source]), len(self.held[to])))
+        self.cache.share_prefix(source, to, length)
+        assert (self.cache.cells.cells_of(source, 0, length) == self.cache.cells.cells_of(to, 0, length)).all()
+
+    @rule(who=st.sets(st.integers(0, 2)), s=st.integers(0, 2), n_kept=st.integers(0, 60))
+    def ask_what_would_be_free(self, who: set[int], s: int, n_kept: int) -> None:
+        others = {c for t in {0, 1, 2} - who for c in self._cells_of(t)}
+        kept = {c for p, c in enumerate(self._cells_of(s)) if p < n_kept} if s in who else set()
+        own = {c for t in who for c in self._cells_of(t)}
+        assert self.cache.n_freed(who, s, n_kept if s in who else 0) == len(own - others - kept)
+
+    def _cells_of(self, sequence: int) -> list[int]:
+        found: list[int] = self.cache.cells.cells_of(sequence, 0, 1 << 20).tolist()
+        return found
 
     @precondition(lambda self: any(self.held))
     @rule(s=st.integers(0, 2))

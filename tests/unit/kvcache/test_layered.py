@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from puna.kvcache.batch import batch
-from puna.kvcache.cache import Limits, resume_point
+from puna.kvcache.cache import UNLIMITED, Limits, resume_point
 from puna.kvcache.causal import CausalCache, NotSupported
 from puna.kvcache.cells import CacheFull
 from puna.kvcache.encoder import EncoderCache
@@ -78,6 +78,19 @@ def test_a_part_without_room_refuses_for_all() -> None:
         cache.start_forward(rows(1, 180, 213))
     assert held(cache) == before
     fill(cache, 1, 180, 212)
+
+
+def test_room_is_what_the_parts_share_that_do_not_forget() -> None:
+    """A window has room of its own in each sequence: however long they grow, that is no bound, and none of it is free."""
+    cache = make(n_pool=2048)
+    assert (cache.n_cells, cache.n_free) == (2048, 2048)
+    fill(cache, 0, 0, 1500)
+    assert cache.n_free == 548
+    assert cache.n_freed([0]) == 1500
+    cache.copy_prefix(0, 1, 1500, by_reference=True)
+    assert (cache.n_free, cache.n_freed([0])) == (548, 0)
+    window = cache.parts[WINDOW]
+    assert (window.n_cells, window.n_free, window.n_freed([0, 1])) == (0, UNLIMITED, 0)
 
 
 def test_a_part_that_cannot_move_refuses_for_all() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from puna.kvcache.cache import resume_point
+from puna.kvcache.cache import UNLIMITED, resume_point
 from puna.runner.admission import LOOKAHEAD, MIN_SHARED, next_to_start, pause
 from puna.runner.prefixes import Items, PrefixTree
 from puna.runner.slots import MIN_COPY_GAIN, Slot, Slots
@@ -23,6 +23,8 @@ N_SEQUENCES, N_PARALLEL = 5, 3
 class TokenCache:
     """Has each sequence's tokens themselves, so that what is resumed can be compared with what was asked for."""
 
+    n_cells, n_free = 0, UNLIMITED
+
     def __init__(self) -> None:
         self.rows: list[list[int]] = [[] for _ in range(N_SEQUENCES)]
 
@@ -32,9 +34,18 @@ class TokenCache:
     def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
         del self.rows[sequence][begin:end]
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def length(self, sequence: int) -> int:
+        return len(self.rows[sequence])
+
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return 0
+
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         assert source != target
         self.rows[target] = self.rows[source][:length]
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        assert self.rows[source][:length] == self.rows[target][:length]
 
 
 class WindowCache(TokenCache):
@@ -66,6 +77,8 @@ class Asked:
     order: int = 0
     is_paused: bool = False
     is_done: bool = False
+    goes_on: bool = True
+    n_to_write: int = 0
 
 
 def asked(tokens: Sequence[int]) -> Asked:
@@ -197,9 +210,25 @@ class AnyOrder(RuleBasedStateMachine):
         for request in self.running[which : which + 1]:
             if request.is_paused:
                 request.is_paused = False
-            else:
+                request.n_computed = self.slots.regain(request.slot, request.tokens)
+                assert self.cache.rows[request.slot] == request.tokens[: request.n_computed]
+            elif request.n_computed < len(request.tokens):
                 pause(request, self.slots)
         self._record()
+
+    @rule(which=WHICH, n_short=st.integers(1, 60))
+    def lose_some(self, which: int, n_short: int) -> None:
+        for request in self.running[which : which + 1]:
+            if request.is_paused and request.n_computed:
+                n_before = request.n_computed
+                request.n_computed = self.slots.shrink(request.slot, n_short)
+                assert request.n_computed == self.cache.length(request.slot) < n_before
+
+    @rule(also_busy=st.booleans())
+    def unite(self, also_busy: bool) -> None:
+        before = copy.deepcopy(self.cache.rows)
+        self.slots.unite(also_busy=also_busy)
+        assert self.cache.rows == before
 
     @rule(which=WHICH)
     def end(self, which: int) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from puna.kvcache.cache import UNLIMITED
 from puna.runner.slots import Slots
 
 
@@ -14,6 +15,8 @@ class RecordingCache:
         self.lengths = [0] * count
         self.copies: list[tuple[int, int, int]] = []
 
+    n_cells, n_free = 0, UNLIMITED
+
     def can_resume(self, sequence: int, position: int) -> bool:
         return position <= self.lengths[sequence]
 
@@ -21,7 +24,8 @@ class RecordingCache:
         assert end is None
         self.lengths[sequence] = min(self.lengths[sequence], begin)
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
+        assert not by_reference
         assert self.lengths[source] >= length
         self.lengths[target] = length
         self.copies.append((source, target, length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +32,23 @@ class SavingTokenCache:
         self.n_pool = n_pool
         self.resumes_every = resumes_every
         self.rows: list[list[int]] = [[] for _ in range(n_sequences)]
+        self.n_shared = [0] * n_sequences  # of each, rows that take no room since they lie elsewhere
         self.n_saves = 0
         self.is_short_of_memory = False
 
     @property
+    def n_cells(self) -> int:
+        return self.n_pool
+
+    @property
     def n_free(self) -> int:
-        return self.n_pool - sum(len(rows) for rows in self.rows)
+        return self.n_pool - sum(self._own(s) for s in range(len(self.rows)))
+
+    def _own(self, sequence: int) -> int:
+        return max(len(self.rows[sequence]) - self.n_shared[sequence], 0)
+
+    def n_freed(self, sequences: Collection[int], kept_by: int = -1, n_kept: int = 0) -> int:
+        return sum(self._own(s) for s in sequences) - (min(n_kept, self._own(kept_by)) if n_kept else 0)
 
     def length(self, sequence: int) -> int:
         return len(self.rows[sequence])
@@ -49,10 +61,16 @@ class SavingTokenCache:
 
     def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
         del self.rows[sequence][begin:end]
+        self.n_shared[sequence] = min(self.n_shared[sequence], begin)
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
+    def copy_prefix(self, source: int, target: int, length: int, *, by_reference: bool = False) -> None:
         assert source != target
         self.rows[target] = self.rows[source][:length]
+        self.n_shared[target] = length if by_reference else 0
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        assert self.rows[source][:length] == self.rows[target][:length]
+        self.n_shared[target] = max(self.n_shared[target], length)
 
     def check_integrity(self) -> None:
         assert self.n_free >= 0
