@@ -11,8 +11,8 @@ import zstandard
 
 from puna.api import go_json
 from puna.server import bodies
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import wait_until
 
 
 @pytest.mark.parametrize(
@@ -113,20 +113,22 @@ def test_a_long_body_keeps_nobody_waiting(shared: Live, monkeypatch: pytest.Monk
 
     def slow(body: bytes) -> Any:
         was_asked.append(len(body))
-        may_go_on.wait(10)
+        may_go_on.wait(PATIENCE_S / 2)
         return original(body)
 
     monkeypatch.setattr(go_json, "loads", slow)
     answers: list[httpx.Response] = []
     body = {"model": "hello", "prompt": "x", "context": [1] * 1_000_000, "stream": False}
-    asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{shared.url}/api/generate", json=body, timeout=30)))
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{shared.url}/api/generate", json=body, timeout=PATIENCE_S))
+    )
     asking.start()
     wait_until(lambda: was_asked)
     try:
-        assert httpx.get(f"{shared.url}/health", timeout=5).status_code == 200
+        assert httpx.get(f"{shared.url}/health", timeout=PATIENCE_S / 4).status_code == 200
     finally:
         may_go_on.set()
-        asking.join(30)
+        asking.join(PATIENCE_S)
     assert answers[0].json()["prompt_eval_count"] > 1_000_000
 
 
