@@ -18,6 +18,7 @@ import httpx
 import pytest
 from bench.load import chaos
 
+from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
 
 N_SILENT = 1000
@@ -38,14 +39,14 @@ def silent(url: str, count: int) -> Iterator[None]:
     place = urlsplit(url)
     with ExitStack() as stack:
         for _ in range(count):
-            stack.enter_context(socket.create_connection((place.hostname or "", place.port or 0), timeout=30))
+            stack.enter_context(socket.create_connection((place.hostname or "", place.port or 0), timeout=PATIENCE_S))
         yield
 
 
 def ask(url: str, model: Path, n_predict: int) -> dict[str, Any]:
     options = {"temperature": 0, "ignore_eos": True, "num_ctx": 512, "num_predict": n_predict}
     body = {"model": str(model), "messages": [{"role": "user", "content": "hello"}], "options": options}
-    with httpx.stream("POST", f"{url}/api/chat", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{url}/api/chat", json=body, timeout=PATIENCE_S) as response:
         lines = [json.loads(line) for line in response.iter_lines()]
     last: dict[str, Any] = lines[-1]
     return last
@@ -61,7 +62,7 @@ def test_a_chat_goes_on_beside_a_thousand_silent_connections(tmp_path: Path) -> 
         goes_on.start()
         with silent(server.url, N_SILENT):
             begun_meanwhile = ask(server.url, model, 20)
-            goes_on.join(60)
+            goes_on.join(PATIENCE_S)
         assert begun_meanwhile["eval_count"] == 20
         assert ends[0]["eval_count"] == 400
         assert chaos.stop(server, signal.SIGTERM) == []

@@ -26,6 +26,7 @@ from puna.llm.launch import Launcher
 from puna.llm.spare import Spare
 from puna.server import errors, openapi
 from puna.server.access import ApiKeys, check_exposure, read_keys
+from puna.server.bodies import BodiesInFlight
 from puna.server.connections import Connections, allow_many_files, limits_of
 from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
@@ -71,7 +72,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         middleware.append(Middleware(LocalHosts))
     if keys := read_keys(settings):
         middleware.append(Middleware(ApiKeys, keys))
-    middleware.append(Middleware(CancelOnDisconnect))
+    middleware += [Middleware(CancelOnDisconnect), Middleware(BodiesInFlight)]
     routes: list[BaseRoute] = [
         *ps.routes,
         *generate.routes,

@@ -22,6 +22,8 @@ from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
 from tests.unit.llm.scripted import events, fake_command, requests_to, wait_for_event, write_script
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 @asynccontextmanager
 async def running(path: Path, *, load: bool = True) -> AsyncIterator[Runner]:
@@ -197,7 +199,7 @@ def test_nobody_but_who_started_a_runner_can_reach_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         runner = await Runner.start(command_for(write_llama(tmp_path / "tiny.gguf", n_layers=1)))
         try:
-            await runner.load(wire.LoadRequest(), 30)
+            await runner.load(wire.LoadRequest(), PATIENCE_S)
             assert [c for c in psutil.Process(runner.pid).net_connections() if c.status == psutil.CONN_LISTEN] == []
         finally:
             await runner.close()
@@ -207,13 +209,13 @@ def test_nobody_but_who_started_a_runner_can_reach_it(tmp_path: Path) -> None:
 
 def test_a_long_answer_comes_whole_and_no_piece_is_lost_beside_it(tmp_path: Path) -> None:
     """Vectors of many texts take longer to read than a step takes; that is no reason to give up those who stream."""
-    engine = Path(__file__).parents[1] / "runner" / "fake_engine.py"
+    engine = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "tests.unit.runner.fake_engine"]
     texts = ["x" * 1000] * 20_000  # 20 MB on their way there, and a vector each back
 
     async def scenario() -> None:
-        runner = await Runner.start([sys.executable, str(engine), "--channel", "--model", str(tmp_path)])
+        runner = await Runner.start([*engine, "--channel", "--model", str(tmp_path)])
         try:
-            await runner.load(wire.LoadRequest(), 30)
+            await runner.load(wire.LoadRequest(), PATIENCE_S)
             streaming = asyncio.create_task(text_of(runner, prompt="count 2000"))
             reply = await runner.embed(wire.EmbeddingRequest(inputs=[*texts]))
             assert reply.embeddings == [[1000.0, 0.5]] * len(texts)

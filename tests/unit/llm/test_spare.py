@@ -24,7 +24,7 @@ from puna.llm.spare import Spare
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
-RUNNER = (sys.executable, str(ROOT / "tests" / "unit" / "runner" / "fake_engine.py"))
+RUNNER = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "tests.unit.runner.fake_engine")
 MODEL = Path("any.gguf")
 
 

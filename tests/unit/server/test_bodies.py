@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from typing import Any
 
+import httpx
 import pytest
+import zstandard
 
+from puna.api import go_json
 from puna.server import bodies
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.server.live import Live
 
 
@@ -97,3 +103,114 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(shared: Live) -> None:
     with socket.create_connection(("127.0.0.1", shared.port)) as connection:
         connection.sendall(b"POST /api/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     assert shared.client.get("/").status_code == 200
+
+
+def test_a_long_body_keeps_nobody_waiting(shared: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its decoding nor its checks: the server answers others in the middle of both."""
+    may_go_on = threading.Event()
+    was_asked: list[int] = []
+    original = go_json.loads
+
+    def slow(body: bytes) -> Any:
+        was_asked.append(len(body))
+        may_go_on.wait(PATIENCE_S / 2)
+        return original(body)
+
+    monkeypatch.setattr(go_json, "loads", slow)
+    answers: list[httpx.Response] = []
+    body = {"model": "hello", "prompt": "x", "context": [1] * 1_000_000, "stream": False}
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{shared.url}/api/generate", json=body, timeout=PATIENCE_S))
+    )
+    asking.start()
+    wait_until(lambda: was_asked)
+    try:
+        assert httpx.get(f"{shared.url}/health", timeout=PATIENCE_S / 4).status_code == 200
+    finally:
+        may_go_on.set()
+        asking.join(PATIENCE_S)
+    assert answers[0].json()["prompt_eval_count"] > 1_000_000
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "1," * (go_json.MAX_VALUES + 1),
+        '"",' * (go_json.MAX_VALUES + 1),
+        '"\\"",' * (go_json.MAX_VALUES + 1),
+        "[]," * (go_json.MAX_VALUES + 1),
+    ],
+    ids=["numbers", "texts", "escaped texts", "lists"],
+)
+def test_a_body_of_too_many_values_is_refused(shared: Live, values: str) -> None:
+    response = shared.client.post("/api/generate", content=f'{{"model": "hello", "context": [{values}1]}}')
+    assert response.status_code == 400
+    assert response.json() == {"error": f"the request body has more than {go_json.MAX_VALUES} values"}
+
+
+def test_a_long_text_may_hold_any_number_of_commas(shared: Live) -> None:
+    prompt = 'a, "b", \\, ' * 500_000
+    response = shared.post("/api/generate", {"model": "hello", "prompt": prompt, "raw": True, "stream": False})
+    assert response.json()["prompt_eval_count"] == len(prompt.split())
+
+
+def test_all_bodies_together_have_a_bound(shared: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_IN_FLIGHT", 1_000_000)
+    long = {"model": "hello", "prompt": "x" * 400_000, "raw": True, "stream": False}
+    short = {"model": "hello", "prompt": "x" * 1000, "raw": True, "stream": False}
+    head = b"POST /api/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900000\r\n\r\n"
+    assert shared.post("/api/generate", long).status_code == 200
+    taken: list[int] = []
+    take = bodies.Share.take
+
+    def spy(share: bodies.Share, n_bytes: int) -> None:
+        take(share, n_bytes)
+        taken.append(n_bytes)
+
+    monkeypatch.setattr(bodies.Share, "take", spy)
+    with socket.create_connection(("127.0.0.1", shared.port)) as slow:
+        slow.sendall(head + b"x" * 800_000)
+        wait_until(lambda: sum(taken) == 800_000)
+        refused = shared.post("/api/generate", long)
+        assert refused.status_code == 503
+        assert "too many large request bodies" in refused.json()["error"]
+        assert refused.headers["retry-after"] == "1"
+        assert shared.post("/api/generate", short).status_code == 200
+    wait_until(lambda: shared.post("/api/generate", long).status_code == 200)
+
+
+def test_what_json_allows_is_read_alike_in_both_ways() -> None:
+    """The fast way and the one that knows Go's rules."""
+    values = [0, -1, 1.5, "a\u20ac\U0001f600", True, None, [], {}, {"a": [1, {"b": "c"}]}, "\\u0041", 2**63 - 1, -(2**63)]
+    for value in values:
+        body = json.dumps(value).encode()
+        assert go_json.loads(body) == go_json._loads_as_go_does(body) == value
+    assert isinstance(go_json.loads(str(2**63).encode()), float)
+    assert go_json.loads(b'{"a": 1} and more') == {"a": 1}
+    assert go_json.loads(b'"\\ud800"') == "\ufffd"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"])
+def test_bodies_may_come_compressed(shared: Live, path: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": "hello", "messages": messages, "prompt": "Hi", "input": "Hi", "max_tokens": 9}
+    plain = shared.post(path, body)
+    headers = {"content-encoding": "zstd"}
+    packed = zstandard.compress(json.dumps(body).encode())
+    response = shared.client.post(path, content=packed, headers=headers)
+    assert (response.status_code, len(response.text)) == (plain.status_code, len(plain.text))
+    bomb = zstandard.compress(b" " * (bodies.MAX_DECOMPRESSED + 1))
+    text = "failed to decompress zstd body" if path == "/v1/responses" else "failed to decompress request body"
+    wide = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(window_log=24)).compress(
+        b"x" * (20 << 20)
+    )
+    for broken in (bomb, b"{}", packed[:-5], wide):
+        refused = shared.client.post(path, content=broken, headers=headers)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == text
+
+
+def test_only_bodies_of_openais_apis_may_come_compressed(shared: Live) -> None:
+    packed = zstandard.compress(json.dumps({"model": "hello", "prompt": "Hi", "stream": False}).encode())
+    response = shared.client.post("/api/generate", content=packed, headers={"content-encoding": "zstd"})
+    assert response.status_code == 400

@@ -7,7 +7,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import pytest
 
 from puna.server import protocol
 from puna.server.connections import Connections, Limits
+from tests.patience import PATIENCE_S as LONG_S
+from tests.patience import wait_until
 from tests.unit.llm.scripted import events
 from tests.unit.server.live import Live
 
@@ -26,7 +28,7 @@ FAR_TOO_MUCH = 64 << 20
 @contextmanager
 def connected(live: Live, data: bytes = b"") -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", live.port)) as connection:
-        connection.settimeout(15)
+        connection.settimeout(LONG_S)
         connection.sendall(data)
         yield connection
 
@@ -51,13 +53,6 @@ def is_hung_up_on(connection: socket.socket, parts: Iterable[bytes], pause_s: fl
     except OSError:
         return True
     return False
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +198,7 @@ class Peer(Live):
     def post(self, path: str, body: Any, **more: Any) -> Any:
         import httpx
 
-        return httpx.post(self.url + path, json=body, timeout=20)
+        return httpx.post(self.url + path, json=body, timeout=LONG_S)
 
 
 def _is_closed(connection: socket.socket) -> bool:

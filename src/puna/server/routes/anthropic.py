@@ -34,7 +34,7 @@ _CHARS_PER_TOKEN = 4  # for the estimate that a stream begins with
 async def messages(request: Request) -> Response:
     caller = Caller.of(request)
     message = await read_json(request, api.MessagesRequest)
-    job = await _job(caller, message)
+    job = await _job(request, caller, message)
     parts = run(caller.scheduler, job)
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": message.model}
     if message.stream:
@@ -48,18 +48,18 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     caller = Caller.of(request)
-    job = await _job(caller, await read_json(request, api.CountRequest))
+    job = await _job(request, caller, await read_json(request, api.CountRequest))
     return json_response({"input_tokens": await caller.count_tokens(job)})
 
 
-async def _job(caller: Caller, message: api.CountRequest) -> Job:
-    given = checked(lambda: forcing(api.native_chat(message), message.forced_tool))
+async def _job(request: Request, caller: Caller, message: api.CountRequest) -> Job:
+    given = await checked(request, lambda: forcing(api.native_chat(message), message.forced_tool))
     model = await caller.open(message.model)
     if given["think"] and "thinking" not in model.capabilities:
         given["think"] = None  # these clients ask every model to think
     if not isinstance(message, api.MessagesRequest):
         given["truncate"] = False
-    return chat_job(caller, model, checked(lambda: ChatRequest.model_validate(given)))
+    return chat_job(caller, model, await checked(request, lambda: ChatRequest.model_validate(given)))
 
 
 def _estimate(message: api.CountRequest) -> int:

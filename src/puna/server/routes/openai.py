@@ -66,7 +66,7 @@ async def chat_completions(request: Request) -> Response:
     message = await read_json(request, api.ChatCompletionRequest)
     if not message.messages:
         raise BadRequest("[] is too short - 'messages'")
-    native = checked(lambda: _native_chat(message))
+    native = await checked(request, lambda: _native_chat(message))
     model = await caller.open(message.model)
     job = chat_job(caller, model, native, DEFAULTS)
     shape = Shape.new("chatcmpl", "chat.completion", message.model)

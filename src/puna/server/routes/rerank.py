@@ -53,7 +53,7 @@ async def openai_rerank(request: Request) -> Response:
 async def _ranked(request: Request) -> tuple[RerankRequest, Embedded]:
     caller = Caller.of(request)
     message = await read_json(request, RerankRequest)
-    checked(message.check)
+    await checked(request, message.check)
     model = await open_model(caller, message.model)
     wanted = wire.EmbeddingRequest(inputs=[*message.documents], truncate=message.truncate, query=message.query)
     found = await vectors_of(caller, model, message, wanted)

@@ -36,7 +36,7 @@ Event = dict[str, Any]
 async def responses(request: Request) -> Response:
     caller = Caller.of(request)
     message = await read_json(request, api.ResponsesRequest)
-    native = checked(lambda: ChatRequest.model_validate(forcing(api.native_chat(message), message.forced_tool)))
+    native = await checked(request, lambda: ChatRequest.model_validate(forcing(api.native_chat(message), message.forced_tool)))
     if not native.messages:
         raise BadRequest("input must not be empty")
     model = await caller.open(message.model)
