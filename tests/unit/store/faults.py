@@ -75,8 +75,8 @@ def watching(below: Path, on_change: Callable[[str], None]) -> Iterator[None]:
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *args: Any, **kwargs: Any) -> Any:
             path = paths.get(first, "") if isinstance(first, int) else os.fsdecode(first)
-            if name != "open" or (args and args[0] & os.O_CREAT):
-                ask(name, path)
+            if name != "open" or (args and args[0] & os.O_CREAT and not os.path.lexists(path)):
+                ask("replace.over" if name == "replace" and os.path.lexists(args[0]) else name, path)
             result = real(first, *args, **kwargs)
             if name == "open":
                 paths[result] = path
