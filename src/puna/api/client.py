@@ -128,7 +128,8 @@ class Client:
                     sent(n_sent)
 
             with self._translated_errors():
-                self._check(self._http.post(f"/api/blobs/{digest}", content=chunks()))
+                length = {"Content-Length": str(path.stat().st_size)}  # so that a server without room need not wait for the end
+                self._check(self._http.post(f"/api/blobs/{digest}", content=chunks(), headers=length))
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Reply:
         with self._translated_errors():

@@ -101,7 +101,12 @@ class BlobWriter:
             self._file.close()
             is_new = self._blobs.claim(digest)
             os.replace(self._path, self._blobs.path(digest))
-            sync_folder(self._blobs.folder)
+            try:
+                sync_folder(self._blobs.folder)
+            except OSError:
+                if is_new:
+                    self._blobs.remove(digest)
+                raise
         return Blob(digest, self.n_bytes, is_new)
 
     def __enter__(self) -> BlobWriter:

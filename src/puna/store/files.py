@@ -13,6 +13,7 @@ from pathlib import Path
 
 from puna.errors import FileFormatError, StoreError
 
+_NO_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV))
 _NOTHING_THERE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG))
 
 
@@ -87,18 +88,40 @@ def create_beside(path: Path, prefix: str = ".") -> tuple[int, Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace *path* by *content*; readers see the old or the new file, never a part."""
+    """Replace *path* by *content*; readers see the old or the new file, never a part.
+
+    When that fails the old file is back, also if all that failed was to make the new one survive a power cut.
+    """
     descriptor, temporary = create_beside(path)
+    spare: Path | None = None
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        spare = _second_name(path)
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        try:
+            sync_folder(path.parent)
+        except OSError:
+            os.replace(spare, path) if spare else path.unlink()
+            raise
+    finally:
+        for left in (temporary, spare):
+            if left is not None:
+                left.unlink(missing_ok=True)
+
+
+def _second_name(path: Path) -> Path | None:
+    """Another name of a file; None where there is no file, or no second name can be had."""
+    spare = path.parent / f".{secrets.token_hex(8)}"
+    try:
+        os.link(path, spare)
+    except OSError as error:
+        if error.errno in _NO_LINKS or is_absent(path, error):
+            return None
         raise
-    sync_folder(path.parent)
+    return spare
 
 
 def open_regular(path: Path) -> int:

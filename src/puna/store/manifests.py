@@ -166,7 +166,11 @@ class Manifests:
         path = self.path(name)
         if any(len(part) > 255 for part in name.parts):
             raise InvalidName("invalid model name")
-        write_atomically(path, content)
+        try:
+            write_atomically(path, content)
+        except OSError:
+            remove_empty_folders(path.parent, self.folder)
+            raise
 
     def remove(self, name: Name) -> None:
         """Remove a manifest and the folders it leaves empty."""

@@ -12,9 +12,11 @@ from typing import IO
 
 from puna.errors import PunaError
 from puna.gguf.quantise import KINDS
+from puna.store import space
 
 POLL_S = 0.1
 _SHOWN_STDERR_CHARS = 300
+_STREAM_FAILED = "iostream error"  # what C++ says when a write fails; of what it writes it has opened all before
 
 OnBytes = Callable[[int, int], None]
 """Called several times a second with bytes done and in all; may raise to stop the work."""
@@ -28,7 +30,8 @@ def command_for(source: Path, target: Path, kind: str) -> list[str]:
 def quantise(source: Path, folder: Path, kind: str, on_bytes: OnBytes) -> Path:
     """Write *source* in another kind into a temporary folder; returns the new file.
 
-    Errors: PunaError with the reason; whatever *on_bytes* raises, after the process is gone.
+    Errors: DiskFull with the most that can be missing, since nobody knows the new size; PunaError with the reason; whatever
+    *on_bytes* raises, after the process is gone.
     """
     target = folder / "quantised.gguf"
     output, errors = folder / "output", folder / "errors"
@@ -42,7 +45,11 @@ def quantise(source: Path, folder: Path, kind: str, on_bytes: OnBytes) -> Path:
             if process.stdin is not None:
                 process.stdin.close()
     if process.returncode != 0 or reason:
-        raise PunaError(f"the model could not be quantized: {reason or _death(process.returncode, errors)}")
+        reason = reason or _death(process.returncode, errors)
+        if space.says_full(reason) or _STREAM_FAILED in reason:
+            written = target.stat().st_size if target.exists() else 0
+            raise space.full(folder, max(1, source.stat().st_size - written))
+        raise PunaError(f"the model could not be quantized: {reason}")
     return target
 
 

@@ -19,9 +19,9 @@ def scratch(work: Work, prefix: str) -> Iterator[Path]:
     Errors: DiskFull; StoreError.
     """
     parent = work.root / TEMPORARY
-    with storing(work.root):
-        folder = _make(parent, f"{prefix}{work.id}-" if work.id else prefix)
     try:
+        with storing(work.root):
+            folder = _make(parent, f"{prefix}{work.id}-" if work.id else prefix)
         with folder as path:
             yield Path(path)
     finally:

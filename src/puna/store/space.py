@@ -6,6 +6,7 @@ Knows bytes and error numbers, not what is written.
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,11 @@ def full(folder: Path, n_bytes: int) -> DiskFull:
     n_missing = n_bytes - free if n_bytes > free else max(1, n_bytes)  # a quota, or room that is kept for others
     wanted = f"{n_bytes} wanted, {free} free" if n_bytes > free else "the disk says it has room, a quota may not"
     return DiskFull(f"no space left for models in {folder}: {n_missing} more bytes are needed ({wanted})", n_missing)
+
+
+def says_full(text: str) -> bool:
+    """Whether another program's words about a failure mean that a disk is full."""
+    return os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text
 
 
 def explained(error: OSError, folder: Path, n_bytes: int) -> StoreError:

@@ -14,6 +14,7 @@ from puna.store.details import read_details
 from puna.store.progress import Progress, Report
 from puna.store.quantise import quantise
 from puna.store.scratch import scratch
+from puna.store.space import storing
 
 UNQUANTIZED = ("F32", "F16", "BF16")
 QUANTIZING = "0" * 19  # stands for a digest in progress lines, as in Ollama's: clients show a bar only where there is one
@@ -29,7 +30,8 @@ def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], repo
 
     status = "converting model"
     report(Progress(status))
-    with scratch(work, "convert-") as folder:
+    n_bytes = sum(path.stat().st_size for path in files.values())
+    with scratch(work, "convert-") as folder, storing(work.root, n_bytes):
         target = folder / "model.gguf"
         convert(Checkpoint(files), target, _reporter(report, status))
         return _add(blobs, target, report)
@@ -44,7 +46,8 @@ def convert_adapter(blobs: Blobs, work: Work, files: Mapping[str, Path], model: 
     from puna.gguf.convert.checkpoint import Checkpoint
 
     report(Progress("converting adapter"))
-    with scratch(work, "convert-") as folder, GGUFFile.open(model) as base:
+    n_bytes = sum(path.stat().st_size for path in files.values())
+    with scratch(work, "convert-") as folder, storing(work.root, n_bytes), GGUFFile.open(model) as base:
         target = folder / "adapter.gguf"
         adapter.convert(Checkpoint(files), base, target)
         check_adapter(next(name for name in files if name.lower().endswith(".safetensors")), target, model)

@@ -259,7 +259,7 @@ def crash_everywhere(folder: Path) -> list[str]:
 def _dying(step: Callable[[Store, Path], None], root: Path, folder: Path, index: int) -> None:
     n_left = index
 
-    def on_change(_: str) -> None:
+    def on_change(*_: str) -> None:
         nonlocal n_left
         if n_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)

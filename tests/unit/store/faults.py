@@ -64,19 +64,19 @@ GROWING = frozenset(("open", "write", "file.write", "fsync", "replace", "mkdir",
 
 
 @contextmanager
-def watching(below: Path, on_change: Callable[[str], None]) -> Iterator[None]:
-    """Call *on_change* with its name before each operation that makes, changes or removes a file below a folder."""
+def watching(below: Path, on_change: Callable[[str, str], None]) -> Iterator[None]:
+    """Call *on_change* with name and path before each operation that makes, changes or removes a file below a folder."""
     paths: dict[int, str] = {}
 
     def ask(name: str, path: str) -> None:
         if Path(path).is_relative_to(below):
-            on_change(name)
+            on_change(name, path)
 
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *args: Any, **kwargs: Any) -> Any:
             path = paths.get(first, "") if isinstance(first, int) else os.fsdecode(first)
-            if name != "open" or (args and args[0] & os.O_CREAT):
-                ask(name, path)
+            if name != "open" or (args and args[0] & os.O_CREAT and not os.path.lexists(path)):
+                ask("replace.over" if name == "replace" and os.path.lexists(args[0]) else name, path)
             result = real(first, *args, **kwargs)
             if name == "open":
                 paths[result] = path
@@ -121,7 +121,7 @@ def failing_at(index: int, number: int, below: Path) -> Iterator[list[str]]:
     """The *index*-th operation that takes room below a folder fails, and all after it; yields the names of those before."""
     seen: list[str] = []
 
-    def on_change(name: str) -> None:
+    def on_change(name: str, _: str) -> None:
         if name in GROWING:
             if len(seen) >= index:
                 raise OSError(number, os.strerror(number))

@@ -255,7 +255,7 @@ CHANGING: dict[str, Callable[[Store], Any]] = {
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
 def test_a_store_that_can_only_be_read(store: Store, base: str, number: int) -> None:
-    def refuse(_: str) -> None:
+    def refuse(*_: str) -> None:
         raise OSError(number, os.strerror(number))
 
     fresh = Store(store.root)

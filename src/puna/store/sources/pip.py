@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from puna.errors import FileFormatError, SourceError
+from puna.store import space
 from puna.store.files import read_limited
 
 OnBytes = Callable[[int, int], None]
@@ -60,6 +61,7 @@ class Pip:
     def __init__(self, folder: Path, on_bytes: OnBytes) -> None:
         self._folder = folder
         self._on_bytes = on_bytes
+        self._n_left = 1  # bytes that are still to come, as far as pip has said
         if importlib.util.find_spec("pip") is None:
             raise SourceError(
                 f'pip is not installed for {sys.executable}; install it with "{sys.executable} -m ensurepip" '
@@ -89,14 +91,21 @@ class Pip:
         if total > METADATA_BYTES:
             raise _EnoughError
 
+    def _count(self, done: int, total: int) -> None:
+        if done:
+            self._n_left = max(1, total - done)
+        self._on_bytes(done, total)
+
     def download(self, wheel: Wheel) -> Path:
         """Fetch the wheel's file.
 
-        Errors: SourceError with pip's own words.
+        Errors: SourceError with pip's own words; DiskFull.
         """
         folder = self._folder / "wheel"
         folder.mkdir()
-        failure = self._run(["download", "--dest", str(folder), *_SHARED, wheel.requirement], self._on_bytes)
+        failure = self._run(["download", "--dest", str(folder), *_SHARED, wheel.requirement], self._count)
+        if failure is not None and space.says_full(failure):
+            raise space.full(self._folder, self._n_left)
         if failure is not None:
             raise self._explain(wheel.requirement, failure)
         found = list(folder.glob("*.whl"))
