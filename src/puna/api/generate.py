@@ -118,6 +118,9 @@ class Message(Request):
 class ChatRequest(_Common):
     messages: list[Message] = Field(default_factory=list)
     tools: list[dict[str, Any]] = Field(default_factory=list)
+    # Puna's own, with the meaning they have for Hugging Face's chat templates; without them an answer that is begun is continued.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class ReplyFunction(BaseModel):
@@ -180,6 +183,7 @@ class Metrics(BaseModel):
     cached_count: int | None = None  # Puna's own: tokens of the prompt that were not computed again
     truncated_count: int | None = None  # Puna's own: tokens of the prompt that were left out since they did not fit
     truncated_messages: int | None = None  # Puna's own: messages that were left out whole
+    warnings: list[str] | None = None  # Puna's own: what of the request had no effect
 
 
 class GenerateReply(Metrics, _GenerateHead):

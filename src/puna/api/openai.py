@@ -93,6 +93,8 @@ class _Common(Request):
 
 class ChatCompletionRequest(_Common):
     messages: list[Message] = Field(default_factory=list)
+    add_generation_prompt: bool | None = None  # extensions that other servers have too
+    continue_final_message: bool | None = None
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Any = None

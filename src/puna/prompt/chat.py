@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from puna.errors import TemplateError
 from puna.prompt import jinja
 from puna.prompt.jinja import TemplateRefusedError
+from puna.prompt.template_text import jinja_words
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -49,6 +51,7 @@ def render_chat(
         "bos_token": bos_token,
         "eos_token": eos_token,
         "add_generation_prompt": add_generation_prompt,
+        **_asked_for(template, tools or ()),
         **kwargs,
     }
     plain = [_template_message(message) for message in messages]
@@ -77,26 +80,75 @@ def render_chat(
     return second if all(text in second for text in wanted) else prompt
 
 
+def _asked_for(template: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What some templates take from whoever renders them: today's date by two names, and the tools by another.
+
+    Llama 3's write a date of 2024 where there is no date_string; Firefunction's want functions as text.
+    """
+    words, now = jinja_words(template), datetime.now()
+    found: dict[str, Any] = {}
+    if "date_string" in words:
+        found["date_string"] = now.strftime("%d %b %Y")
+    if "datetime" in words:
+        found["datetime"] = now.astimezone(UTC).strftime("%b %d %Y %H:%M:%S GMT")
+    if "functions" in words and "tools" not in words:
+        found["functions"] = json.dumps(list(tools), indent=2, ensure_ascii=False) if tools else ""
+    return found
+
+
 def _render(template: str, conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-    try:
-        return jinja.render(template, {"messages": conversation, **variables})
-    except TemplateRefusedError:
-        raise
-    except TemplateError as error:
-        for other in _in_other_shapes(conversation, variables):
-            try:
-                return jinja.render(template, other)
-            except TemplateError:
-                pass
-        raise error
+    """The prompt from the first shape that the template takes and in which it shows all tool calls; else the first it takes."""
+    failure: TemplateError | None = None
+    incomplete: str | None = None
+    for shape in _shapes(conversation, variables, without_text=_asks_for_none(template)):
+        try:
+            prompt = jinja.render(template, shape)
+        except TemplateRefusedError:
+            if failure is None and incomplete is None:
+                raise
+        except TemplateError as error:
+            failure = failure or error
+        else:
+            if _shows_calls(prompt, conversation):
+                return prompt
+            incomplete = prompt if incomplete is None else incomplete
+    if incomplete is not None:
+        return incomplete
+    assert failure is not None
+    raise failure
 
 
-def _in_other_shapes(conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What older templates take for granted: that there is a list of tools, and that arguments of calls are JSON text."""
+def _shapes(conversation: list[dict[str, Any]], variables: Mapping[str, Any], *, without_text: bool) -> Iterator[dict[str, Any]]:
+    """As Hugging Face documents them, then what older templates take for granted.
+
+    That there is a list of tools, that arguments of calls are JSON text, and that a message with calls has no text at all.
+    """
+    if without_text:
+        conversation = [_without_empty_text(message) for message in conversation]
+    yield {"messages": conversation, **variables}
     if not variables["tools"]:
         yield {"messages": conversation, **variables, "tools": []}
     if any(message.get("tool_calls") for message in conversation):
-        yield {"messages": [_with_text_arguments(message) for message in conversation], **variables}
+        as_text = [_with_text_arguments(message) for message in conversation]
+        yield {"messages": as_text, **variables}
+        if not without_text:
+            yield {"messages": [_without_empty_text(message) for message in conversation], **variables}
+            yield {"messages": [_without_empty_text(message) for message in as_text], **variables}
+
+
+def _asks_for_none(template: str) -> bool:
+    """Whether it tells a message without text from one with an empty text: a call alone is then the former."""
+    names = ("['content']", '["content"]', ".content", " content")
+    return any(f"{name} is {word}" in template for name in names for word in ("none", "not none"))
+
+
+def _shows_calls(prompt: str, conversation: list[dict[str, Any]]) -> bool:
+    calls = (call for message in conversation for call in message.get("tool_calls", ()))
+    return all(str(call["function"].get("name", "")) in prompt for call in calls)
+
+
+def _without_empty_text(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:

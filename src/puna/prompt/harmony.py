@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from puna.prompt.output import Call, Part, Thought, joined, overlap
+from puna.prompt.thinking import Tags
 from puna.prompt.tools.calls import Tools, call_of
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
@@ -22,13 +23,21 @@ _STRETCH = 256
 
 # How a thought begins, how it ends, and what brings the answer after it.
 THOUGHT_BEGIN, THOUGHT_END = "<|channel|>analysis<|message|>", "<|end|>"
-TO_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
+FINAL_BEGIN = "<|channel|>final<|message|>"
+TO_ANSWER = f"<|end|><|start|>assistant{FINAL_BEGIN}"
+TAGS = Tags(THOUGHT_BEGIN, TO_ANSWER, space="")  # around a thought that a prompt has begun
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def is_harmony(template: str) -> bool:
     return "<|channel|>" in template and _MESSAGE in template
+
+
+def is_within_message(prompt: str) -> bool:
+    """Whether the prompt has begun a message, header and all."""
+    _, start, rest = prompt.rpartition(_START)
+    return bool(start) and _MESSAGE in rest
 
 
 class HarmonyParser:

@@ -42,7 +42,7 @@ _TOO_WIDE = "a format with a computed width or one of four digits is not allowed
 _CHARS_PER_STEP = 1024  # of a search that may look at a character many times
 
 _FILTERS = """
-    abs attr capitalize count d default dictsort e escape first float groupby indent int items join last length list lower
+    abs attr capitalize count d default dictsort e escape first float format groupby indent int items join last length list lower
     map max min reject rejectattr replace reverse round safe select selectattr sort string sum title trim truncate unique
     upper urlencode wordcount
 """
@@ -260,6 +260,8 @@ def _checked_filter(budget: Budget, name: str, value: Any, rest: list[Any], kwar
     elif name == "join":
         separator = max((len(item) for item in given if isinstance(item, str)), default=0)
         budget.text(budget.weight(value) + (len(value) * separator if isinstance(value, Sized) else 0))
+    elif name == "format":
+        _check_percent(budget, str(value), kwargs or tuple(rest))
     elif name in ("indent", "tojson"):
         _check_indent(budget, name, value, given)
     elif name == "trim":

@@ -30,16 +30,19 @@ class OutputFormat:
         in_tools = tools and any(mark.is_control for mark in self.marks)
         return self.is_harmony or in_tools or (think and self.tags.begin.startswith(("[", "<|")))
 
-    def parser(self, prompt: str, *, think: bool, tools: Sequence[Mapping[str, Any]]) -> Parser | None:
-        """None when there is nothing to tell apart."""
+    def parser(self, prompt: str, *, think: bool, tools: Sequence[Mapping[str, Any]], begun: str = "") -> Parser | None:
+        """None when there is nothing to tell apart. *begun*: what the prompt holds of the answer already."""
         named = Tools(tools)
         calling = ToolParser(self.marks, named) if named else None
-        thinking: Parser | None = ThinkingParser(self.tags, prompt) if think else None
+        thinking: Parser | None = ThinkingParser(self.tags, prompt, begun) if think else None
         if self.is_harmony:
             thinking = HarmonyParser(prompt, named, shows_thinking=think)
         if thinking and calling:
             return _Chain(thinking, calling)
         return thinking or calling
+
+
+PARSERS: dict[str, OutputFormat] = {}
 
 
 class _Chain:

@@ -19,9 +19,13 @@ from puna.prompt.template_text import around_thinking
 class Tags:
     begin: str = "<think>"
     end: str = "</think>"
+    space: str = "\n"  # between them and a thought
 
-    def are_open_in(self, prompt: str) -> bool:
-        """Whether the prompt has begun a thought, which the model goes on with."""
+    def are_open_in(self, prompt: str, begun: str = "") -> bool:
+        """Whether the prompt has begun a thought, which the model goes on with; *begun*: what it holds of the answer."""
+        if begun:
+            _, begin, thought = begun.rpartition(self.begin)
+            return bool(begin) and self.end not in thought
         return prompt.rstrip().endswith(self.begin)
 
 
@@ -52,13 +56,17 @@ class _State(enum.Enum):
 
 
 class ThinkingParser:
-    """One output. *prompt* is what the model continues: it may end with the opening tag already."""
+    """One output. *prompt* is what the model continues: it may end with the opening tag already, or hold more of the answer."""
 
-    def __init__(self, tags: Tags, prompt: str) -> None:
+    def __init__(self, tags: Tags, prompt: str, begun: str = "") -> None:
         self._tags = tags
         self._leading: list[str] = []  # white space so far, where nothing else came
         self._held = ""
-        self._state = _State.AFTER_BEGIN if tags.are_open_in(prompt) else _State.BEFORE
+        is_open = tags.are_open_in(prompt, begun)
+        if begun:
+            self._state = _State.THINKING if is_open else _State.ANSWERING
+        else:
+            self._state = _State.AFTER_BEGIN if is_open else _State.BEFORE
 
     def feed(self, text: str) -> list[Part]:
         """What is known to be thought or text after *text* has come."""

@@ -32,6 +32,7 @@ from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
 from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.protocol import protocol_for
+from puna.server.rendering import Renderers
 from puna.server.request_id import RequestIds
 from puna.server.routes import account, anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
 from puna.server.scheduler import Launch, Scheduler
@@ -52,6 +53,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
     *launcher*: what the scheduler starts runners with, if it has something to open and close.
     """
     launcher = launcher or Launcher()
+    renderers = Renderers()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
@@ -65,6 +67,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
             await asyncio.wait({looking})
             await scheduler.close()
             await launcher.close()
+            await renderers.close()
             await asyncio.to_thread(store.close)
 
     middleware = [Middleware(RequestIds), Middleware(CORS, Origins(settings.origins))]
@@ -101,7 +104,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         },
     )
     app.state.settings, app.state.store, app.state.scheduler = settings, store, scheduler
-    app.state.metrics = Metrics(scheduler, launcher.spare)
+    app.state.metrics, app.state.renderers = Metrics(scheduler, launcher.spare), renderers
     return app
 
 

@@ -52,18 +52,21 @@ def _lark(request: ChatRequest | GenerateRequest) -> Grammar | None:
     return Grammar(kind="lark", text=request.lark) if request.lark else None
 
 
-def with_thoughts(grammar: Grammar | None, tags: Tags | None, prompt: str) -> Grammar | None:
-    """The grammar for what follows a prompt, where the model may think between *tags* before it answers."""
+def with_thoughts(grammar: Grammar | None, tags: Tags | None, prompt: str, begun: str = "") -> Grammar | None:
+    """The grammar for what follows a prompt, where the model may think between *tags* before it answers.
+
+    *begun*: what the prompt holds of the answer already.
+    """
     if grammar is None or tags is None:
         return grammar
-    begin = "" if tags.are_open_in(prompt) else tags.begin
+    begin = "" if tags.are_open_in(prompt, begun) else tags.begin
     return Grammar(kind=grammar.kind, text=grammar.text, thought_begin=begin, thought_end=tags.end)
 
 
-def thoughts_of(output: OutputFormat, prompt: str, budget: int) -> Thoughts:
+def thoughts_of(output: OutputFormat, prompt: str, budget: int, begun: str = "") -> Thoughts:
     """How a model of this format marks its thoughts in what follows a prompt, and how many tokens of them it may write."""
     if output.is_harmony:
         begin, end, ending = harmony.THOUGHT_BEGIN, harmony.THOUGHT_END, harmony.TO_ANSWER
         return Thoughts(begin=begin, end=end, ending=ending, repeats=True, budget=budget)
     tags = output.tags
-    return Thoughts(begin=tags.begin, end=tags.end, is_open=tags.are_open_in(prompt), budget=budget)
+    return Thoughts(begin=tags.begin, end=tags.end, is_open=tags.are_open_in(prompt, begun), budget=budget)

@@ -51,11 +51,12 @@ class Room:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model reads, and what of the conversation is not in it since it did not fit."""
+    """What the model reads, and what of the conversation is not in it."""
 
     text: str
     n_messages_cut: int = 0
     n_tokens_cut: int = 0  # of those messages; of so many that not even their tokens were counted, at least so many
+    warnings: list[str] = field(default_factory=list)  # what else of the request is not in it
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Finished:
     total_ns: int
     truncated_messages: int = 0  # that did not fit the context
     truncated_tokens: int = 0  # of them and of the rest of the prompt
+    warnings: list[str] = field(default_factory=list)  # what of the request had no effect on the answer
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ async def _parts(loaded: Loaded, job: Job, seen: Generation) -> ScoredParts:
     load_ns = time.monotonic_ns() - job.began_ns
     room = Room.of(loaded, job.wanted)
     prompt = await job.make_prompt(room)
+    for warning in prompt.warnings:
+        log.warning("%s: %s", job.model.name, warning)
     parser = job.make_parser(prompt.text)
     async with aclosing(loaded.runner.complete(completion_request(job, prompt.text, room.n_ctx))) as replies:
         async for reply in replies:
@@ -148,7 +152,8 @@ async def _parts(loaded: Loaded, job: Job, seen: Generation) -> ScoredParts:
                 n_tokens_cut = prompt.n_tokens_cut + reply.truncated_count
                 if n_tokens_cut or prompt.n_messages_cut:
                     _log_cut(prompt.n_messages_cut, n_tokens_cut, room.n_ctx)
-                yield Finished(reply, load_ns, time.monotonic_ns() - job.began_ns, prompt.n_messages_cut, n_tokens_cut)
+                total_ns = time.monotonic_ns() - job.began_ns
+                yield Finished(reply, load_ns, total_ns, prompt.n_messages_cut, n_tokens_cut, prompt.warnings)
 
 
 def _log_cut(n_messages: int, n_tokens: int, n_ctx: int) -> None:

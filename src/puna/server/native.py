@@ -140,4 +140,5 @@ async def gather(parts: ScoredParts) -> Whole:
 
 
 def final_fields(finished: Finished) -> dict[str, Any]:
-    return {"done": True, "done_reason": finished.done.reason, "context": finished.done.tokens or None, **metrics(finished)}
+    context, warnings = finished.done.tokens or None, finished.warnings or None
+    return {"done": True, "done_reason": finished.done.reason, "context": context, "warnings": warnings, **metrics(finished)}

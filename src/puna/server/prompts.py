@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from puna.api.generate import Message
 from puna.gguf.reader import GGUFFile
-from puna.prompt.render import Renderer, Think, make_renderer
+from puna.prompt.ending import Ending
+from puna.prompt.output_format import PARSERS, OutputFormat
+from puna.prompt.render import PromptRequest, Source, Think
 from puna.server.generation import Prompt, Room, fit
+from puna.server.rendering import Renderers
 from puna.store.model import StoredModel
 
 Turn = dict[str, Any]  # a message as templates see it
 
 _IM_START = b"<|im_start|>"
-_THOUGHTS = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,34 @@ class Vocabulary:
     has_im_start: bool
 
 
-def renderer_for(model: StoredModel, template: str = "") -> Renderer:
-    """*template*, from a request, counts more than the model's own.
-
-    Errors: TemplateError.
-    """
+def source_of(model: StoredModel, template: str = "") -> Source:
+    """*template*, from a request, counts more than the model's renderer, and that more than its templates."""
     assert model.model_path is not None
     found = model.model_path.stat()
     vocabulary = _vocabulary(model.model_path, found.st_size, found.st_mtime_ns)
-    return _renderer(template or model.template, model.chat_template, vocabulary)
+    if model.config.renderer and not template:
+        return Source(renderer=model.config.renderer)
+    go_template = template or model.template
+    jinja_template = "" if go_template else model.chat_template
+    return Source(go_template, jinja_template, "", vocabulary.bos, vocabulary.eos, vocabulary.has_im_start)
 
 
 def has_template(model: StoredModel) -> bool:
     """Without one a model was not made for conversations, or nobody says how: it continues texts."""
-    return bool(model.template or model.chat_template)
+    return bool(model.config.renderer or model.template or model.chat_template)
+
+
+def has_foreign_template(model: StoredModel, template: str) -> bool:
+    """Whether its prompts are made by what others wrote, as far as is known without opening the file."""
+    return bool(template or (not model.config.renderer and (model.template or model.chat_template)))
+
+
+def output_format(model: StoredModel, template: str = "") -> OutputFormat:
+    """How the model writes; *template* is a request's own."""
+    known = PARSERS.get(model.config.parser)
+    if known is not None:
+        return known
+    return OutputFormat.of(template or model.template, model.chat_template, model.family)
 
 
 def continues_texts(model: StoredModel) -> bool:
@@ -57,11 +72,6 @@ def continues_texts(model: StoredModel) -> bool:
     assert model.model_path is not None
     found = model.model_path.stat()
     return not has_template(model) and not _vocabulary(model.model_path, found.st_size, found.st_mtime_ns).has_im_start
-
-
-@functools.lru_cache(maxsize=64)
-def _renderer(go_template: str, jinja_template: str, vocabulary: Vocabulary) -> Renderer:
-    return make_renderer(go_template, jinja_template, vocabulary.bos, vocabulary.eos, vocabulary.has_im_start)
 
 
 @functools.lru_cache(maxsize=64)
@@ -83,23 +93,31 @@ def _vocabulary(path: Path, _size: int, _mtime_ns: int) -> Vocabulary:
 class Conversation:
     """What is to be answered, before it is known how much of it fits."""
 
+    renderers: Renderers
     model: StoredModel
     turns: list[Turn]
     tools: list[dict[str, Any]]
     think: Think
     truncate: bool
+    ending: Ending = Ending.ANSWER
     template: str = ""
 
     async def prompt(self, room: Room) -> Prompt:
-        """Render it, cut to the context unless that is not wanted. Templates run in a thread: they may be slow."""
-        renderer = await asyncio.to_thread(renderer_for, self.model, self.template)
+        """Render it, cut to the context unless that is not wanted."""
+        source = await asyncio.to_thread(source_of, self.model, self.template)
+        warnings: dict[str, None] = {}
 
         async def render(turns: list[Turn]) -> str:
-            return await asyncio.to_thread(renderer.chat, turns, self.tools or None, self.think)
+            request = PromptRequest(source, turns, self.tools, self.think, self.ending)
+            rendered = await self.renderers.render(request)
+            warnings.update(dict.fromkeys(rendered.warnings))
+            return rendered.text
 
         if not self.truncate or not self.turns:
-            return Prompt(await render(self.turns))
-        return await fit(self.turns, _is_system, render, room)
+            text = await render(self.turns)
+            return Prompt(text, warnings=list(warnings))
+        fitting = await fit(self.turns, _is_system, render, room)
+        return replace(fitting, warnings=list(warnings))
 
 
 def _is_system(turn: Turn) -> bool:
@@ -123,11 +141,16 @@ def _repeats_thoughts(model: StoredModel) -> bool:
 def _without_old_thoughts(turns: list[Turn]) -> list[Turn]:
     last_user = max((number for number, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     return [
-        {**turn, "content": _THOUGHTS.sub("", turn["content"], count=1)}
-        if turn["role"] == "assistant" and number < last_user
-        else turn
+        {**turn, "content": _without_thought(turn["content"])} if turn["role"] == "assistant" and number < last_user else turn
         for number, turn in enumerate(turns)
     ]
+
+
+def _without_thought(text: str) -> str:
+    if not text.lstrip().startswith("<think>"):
+        return text
+    _, tag, rest = text.partition("</think>")
+    return rest.lstrip() if tag else text
 
 
 def turn_of(message: Message) -> Turn:

@@ -19,13 +19,15 @@ from puna.api import options as model_options
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, Forbidden, NotFound, UnsupportedModel
 from puna.llm.load import wanted_load
-from puna.prompt.output_format import OutputFormat
-from puna.prompt.render import Think
+from puna.prompt import harmony
+from puna.prompt.ending import Ending, begun_text, ending_of
+from puna.prompt.render import PromptRequest, Think
 from puna.server import prompts
 from puna.server.access import may_manage
 from puna.server.constraint import grammar_of, thoughts_of, with_thoughts
 from puna.server.generation import Job, MakePrompt, Prompt, Room
 from puna.server.metrics import Metrics
+from puna.server.rendering import Renderers
 from puna.server.scheduler import Scheduler
 from puna.settings import FOREVER, Settings
 from puna.store.details import read_details
@@ -44,6 +46,7 @@ class Caller:
     store: Store
     scheduler: Scheduler
     metrics: Metrics
+    renderers: Renderers
     is_local: bool
     may_manage: bool
     began_ns: int
@@ -51,7 +54,7 @@ class Caller:
     @classmethod
     def of(cls, request: HTTPConnection) -> Caller:
         state = request.app.state
-        what_is_there = (state.settings, state.store, state.scheduler, state.metrics)
+        what_is_there = (state.settings, state.store, state.scheduler, state.metrics, state.renderers)
         return cls(*what_is_there, _is_loopback(request), may_manage(request), time.monotonic_ns())
 
     async def open(self, name: str) -> StoredModel:
@@ -134,8 +137,9 @@ def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, d
         if request.raw:
             return Prompt(request.prompt)
         if request.suffix:
-            renderer = await asyncio.to_thread(prompts.renderer_for, model, request.template)
-            return Prompt(await asyncio.to_thread(renderer.generate, request.prompt, request.system, request.suffix, think))
+            source = await asyncio.to_thread(prompts.source_of, model, request.template)
+            wanted = PromptRequest(source, think=think, prefix=request.prompt, suffix=request.suffix)
+            return Prompt((await caller.renderers.render(wanted)).text)
         if not (request.template or model.messages) and await asyncio.to_thread(prompts.continues_texts, model):
             return Prompt("\n\n".join(text for text in (request.system or model.system, request.prompt) if text))
         turns = prompts.assemble(
@@ -145,9 +149,10 @@ def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, d
             with_messages=not request.context,
         )
         truncate = request.truncate and not request.template
-        return await prompts.Conversation(model, turns, [], think, truncate, request.template).prompt(room)
+        conversation = prompts.Conversation(caller.renderers, model, turns, [], think, truncate, template=request.template)
+        return await conversation.prompt(room)
 
-    extra = {"context": request.context, "return_tokens": not request.raw}
+    extra: dict[str, Any] = {"context": request.context, "return_tokens": not request.raw}
     return _job(caller, model, request, defaults, make_prompt, None if request.raw else think, [], **extra)
 
 
@@ -157,8 +162,13 @@ def chat_job(caller: Caller, model: StoredModel, request: ChatRequest, defaults:
     _check_images(model, request.model, has_images=any(message.images for message in request.messages))
     think = _common_checks(model, request)
     turns = prompts.assemble(model, [prompts.turn_of(message) for message in request.messages])
-    conversation = prompts.Conversation(model, turns, request.tools, think, request.truncate)
-    return _job(caller, model, request, defaults, conversation.prompt, think, request.tools)
+    ending = ending_of(
+        turns,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
+    conversation = prompts.Conversation(caller.renderers, model, turns, request.tools, think, request.truncate, ending)
+    return _job(caller, model, request, defaults, conversation.prompt, think, request.tools, begun=(turns, ending))
 
 
 def _job(
@@ -169,14 +179,20 @@ def _job(
     make_prompt: MakePrompt,
     think: Think,
     tools: list[dict[str, Any]],
+    begun: tuple[list[prompts.Turn], Ending] = ([], Ending.ANSWER),
     **extra: Any,
 ) -> Job:
-    output = OutputFormat.of(getattr(request, "template", "") or model.template, model.chat_template, model.family)
+    template = getattr(request, "template", "")
+    output = prompts.output_format(model, template)
     is_raw = getattr(request, "raw", False)
+    beginning = begun_text(*begun, output.tags)
     options = model_options.merge(defaults, model.parameters, request.options)
     grammar = grammar_of(request)
-    tags = output.tags if think and not is_raw else None
-    has_thoughts = not is_raw and (bool(think) or output.is_harmony)
+    may_think = not is_raw and (not beginning or output.tags.are_open_in("", beginning))
+    tags = output.tags if think and may_think else None
+    has_thoughts = may_think and (bool(think) or output.is_harmony)
+    if not is_raw and prompts.has_foreign_template(model, template):
+        caller.renderers.warm()  # while the model is loaded
     if grammar is not None and output.is_harmony and not is_raw:
         make_prompt = _within_final(make_prompt)
         tags, has_thoughts = None, False
@@ -188,10 +204,10 @@ def _job(
         keep_alive=caller.keep_alive(model, request.keep_alive),
         truncate=request.truncate,
         shift=request.shift,
-        make_parser=lambda prompt: None if is_raw else output.parser(prompt, think=bool(think), tools=tools),
+        make_parser=lambda prompt: None if is_raw else output.parser(prompt, think=bool(think), tools=tools, begun=beginning),
         show_control_tokens=not is_raw and output.needs_control_tokens(think=bool(think), tools=bool(tools)),
-        make_grammar=lambda prompt: with_thoughts(grammar, tags, prompt),
-        make_thoughts=lambda prompt: thoughts_of(output, prompt, options.think_budget) if has_thoughts else None,
+        make_grammar=lambda prompt: with_thoughts(grammar, tags, prompt, beginning),
+        make_thoughts=lambda prompt: thoughts_of(output, prompt, options.think_budget, beginning) if has_thoughts else None,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         began_ns=caller.began_ns,
@@ -205,7 +221,7 @@ def _within_final(make_prompt: MakePrompt) -> MakePrompt:
 
     async def prompt(room: Room) -> Prompt:
         made = await make_prompt(room)
-        return replace(made, text=f"{made.text}<|channel|>final<|message|>")
+        return made if harmony.is_within_message(made.text) else replace(made, text=made.text + harmony.FINAL_BEGIN)
 
     return prompt
 

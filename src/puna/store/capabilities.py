@@ -65,7 +65,7 @@ def capabilities(file: FileDetails | None, template: str, config: ModelConfig, *
         if file.has_audio:
             found.append("audio")
     jinja = file.chat_template if file is not None and not template else ""
-    if "Tools" in go_fields(template) or "tools" in jinja_words(jinja) or config.parser in TOOL_PARSERS:
+    if "Tools" in go_fields(template) or {"tools", "functions"} & jinja_words(jinja) or config.parser in TOOL_PARSERS:
         found.append("tools")
     if "Suffix" in go_fields(template):
         found.append("insert")

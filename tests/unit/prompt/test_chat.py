@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -117,3 +119,64 @@ def test_no_content_is_empty_content() -> None:
 def test_content_in_parts_is_left_to_the_template() -> None:
     template = "{% for part in messages[0].content %}{{ part.type }}:{{ part.text }}{% endfor %}"
     assert rendered(template, [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]) == "text:Hi"
+
+
+LIKE_LLAMA = (
+    "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}Today Date: {{ date_string }}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+"""As Llama 3.3's: it takes the date from whoever renders it, and else writes one of 2024."""
+
+LIKE_FIREFUNCTION = (
+    "{% for m in messages %}{{ (m.role | upper) ~ ': ' ~ m.content }}{% endfor %} Today is {{ datetime }}. "
+    "{% if functions %}{{ '[' ~ functions | trim ~ ']' }}{% else %}none{% endif %}"
+)
+"""As firefunction-v2's: tools come as text under another name, and so does the moment."""
+
+LIKE_R1_DISTILL = (
+    "{% set ns = namespace(first=true) %}{% for m in messages %}{% if m['role'] == 'user' %}{{ '<U>' + m['content'] }}{% endif %}"
+    "{% if m['role'] == 'assistant' and m['tool_calls'] %}{% for tool in m['tool_calls'] %}"
+    "{{ '<A><call>' + tool['type'] + '<sep>' + tool['function']['name'] + '\\n' + tool['function']['arguments'] + '</call>' }}"
+    "{% endfor %}<end>{% endif %}"
+    "{% if m['role'] == 'assistant' and m['content'] is not none %}{{ '<A>' + m['content'] + '<end>' }}{% endif %}"
+    "{% if m['role'] == 'tool' %}{{ '<out>' + m['content'] + '</out>' }}{% endif %}{% endfor %}"
+)
+"""As the distillations of DeepSeek-R1: arguments are text, and a call alone has no text at all."""
+
+
+def test_today_for_templates_that_ask_whoever_renders_them() -> None:
+    today = datetime.now().strftime("%d %b %Y")
+    assert rendered(LIKE_LLAMA, [{"role": "user", "content": ""}]) == f"Today Date: {today}"
+    now = "{{ strftime_now('%d %b %Y') if strftime_now is defined else 'never' }}"
+    assert rendered(now, [{"role": "user", "content": ""}]) == today
+
+
+def test_tools_for_templates_that_call_them_functions() -> None:
+    prompt = rendered(LIKE_FIREFUNCTION, [{"role": "user", "content": "Hi"}], tools=[t.WEATHER])
+    moment, _, functions = prompt.removeprefix("USER: Hi Today is ").partition(". ")
+    assert datetime.strptime(moment, "%b %d %Y %H:%M:%S GMT").year >= 2024
+    assert json.loads(functions.removeprefix("[").removesuffix("]")) == [t.WEATHER]
+    assert rendered(LIKE_FIREFUNCTION, [{"role": "user", "content": "Hi"}]).endswith("none")
+
+
+def test_calls_for_templates_that_want_them_as_text_and_alone() -> None:
+    prompt = rendered(LIKE_R1_DISTILL, [t.USER, t.CALL, t.RESULT], tools=[t.WEATHER])
+    call = '<A><call>function<sep>weather\n{"city": "Oslo", "at": "noon"}</call><end>'
+    assert prompt == f"<U>Hi{call}<out>rain</out>"
+    said = {**t.CALL, "content": "Let me see."}
+    assert rendered(LIKE_R1_DISTILL, [said]).endswith(f"{call}<A>Let me see.<end>")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("", '{"b": "é<", "a": [1, {}]}'),
+        ("indent=2", '{\n  "b": "é<",\n  "a": [\n    1,\n    {}\n  ]\n}'),
+        ("ensure_ascii=True", '{"b": "\\u00e9<", "a": [1, {}]}'),
+        ("sort_keys=True", '{"a": [1, {}], "b": "é<"}'),
+        ("separators=(',', ':')", '{"b":"é<","a":[1,{}]}'),
+    ],
+)
+def test_json_as_the_hub_writes_it(options: str, text: str) -> None:
+    template = "{{ documents_ | tojson(" + options + ") }}"
+    assert rendered(template, [t.USER], documents_={"b": "é<", "a": [1, {}]}) == text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from puna.prompt.output_format import OutputFormat
-from puna.prompt.render import JinjaRenderer
+from puna.prompt.render import PromptRequest, Source, render
 from puna.prompt.thinking import Tags
 from tests.unit.prompt import chat_templates as t
 
@@ -224,7 +224,7 @@ TOOL_TURNS: dict[str, tuple[str, str]] = {
 
 
 def prompt(template: str, messages: list[dict[str, Any]], **more: Any) -> str:
-    return JinjaRenderer(template, "<s>", "</s>").chat(messages, more.pop("tools", None), **more)
+    return render(PromptRequest(Source("", template, "", "<s>", "</s>"), messages, **more)).text
 
 
 @pytest.mark.parametrize(("template", "expected"), CONVERSATIONS.values(), ids=CONVERSATIONS)

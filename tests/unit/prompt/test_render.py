@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from puna.errors import BadRequest, TemplateError
-from puna.prompt.render import make_renderer
+from puna.prompt.ending import Ending, ending_of
+from puna.prompt.render import PromptRequest, Rendered, Source, render
 from tests.unit.prompt import chat_templates as t
 
 GOLDEN: dict[str, tuple[str, str]] = {
@@ -32,8 +33,16 @@ GOLDEN: dict[str, tuple[str, str]] = {
 }
 
 
+def made(source: Source, messages: list[dict[str, Any]], ending: Ending | None = None, **options: Any) -> Rendered:
+    return render(PromptRequest(source, messages, ending=ending or ending_of(messages), **options))
+
+
 def go(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    return make_renderer(template, None, "<s>", "</s>", False).chat(messages, **options)
+    return made(Source(template), messages, **options).text
+
+
+def jinja(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
+    return made(Source("", template), messages, **options).text
 
 
 @pytest.mark.parametrize(("template", "prompt"), GOLDEN.values(), ids=GOLDEN.keys())
@@ -97,7 +106,7 @@ def test_system_texts_are_collected() -> None:
 
 def test_an_answer_that_has_begun_is_continued() -> None:
     assert go(t.CHATML_TURN_GO, [t.USER, t.ASSISTANT]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello"
-    assert go(t.CHATML_GO, [t.USER, t.ASSISTANT]).endswith("Hello<|im_end|>\n")
+    assert go(t.CHATML_GO, [t.USER, t.ASSISTANT]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello"
 
 
 def test_a_template_without_response_gets_one() -> None:
@@ -122,60 +131,42 @@ def test_think_variables_of_jinja_templates(think: Any, expected: str) -> None:
     template = (
         "{{ enable_thinking | default('unset') }} {{ thinking | default('unset') }} {{ reasoning_effort | default('unset') }}"
     )
-    assert make_renderer(None, template, "", "", False).chat([t.USER], think=think) == expected
+    assert jinja(template, [t.USER], think=think) == expected
 
 
 def test_go_comes_before_jinja() -> None:
-    renderer = make_renderer("go {{ .Prompt }}", "jinja {{ messages[0].content }}", "", "", True)
-    assert renderer.chat([t.USER]) == "go Hi"
+    assert made(Source("go {{ .Prompt }}", "jinja {{ messages[0].content }}"), [t.USER]).text == "go Hi"
 
 
 @pytest.mark.parametrize(
     ("jinja_template", "has_im_start", "prompt"),
     [
         ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", True, "<s>Hi</s>"),
-        (None, True, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        ("", True, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
         ("", False, "user: Hi\n\nassistant:"),
     ],
 )
-def test_what_a_file_offers(jinja_template: str | None, has_im_start: bool, prompt: str) -> None:
-    assert make_renderer("", jinja_template, "<s>", "</s>", has_im_start).chat([t.USER]) == prompt
+def test_what_a_file_offers(jinja_template: str, has_im_start: bool, prompt: str) -> None:
+    source = Source("", jinja_template, "", "<s>", "</s>", has_im_start)
+    assert made(source, [t.USER]).text == prompt
 
 
-def test_generate() -> None:
-    renderer = make_renderer(t.CHATML_TURN_GO, None, "", "", False)
-    assert renderer.generate("Hi", "Be brief.") == renderer.chat([t.SYSTEM, t.USER])
-    assert make_renderer(None, t.PHI3_JINJA, "", "", False).generate("Hi", "") == "<|user|>\nHi<|end|>\n<|assistant|>\n"
+def infill(source: Source) -> str:
+    return render(PromptRequest(source, prefix="def f(", suffix="return 1")).text
 
 
 def test_infill() -> None:
-    renderer = make_renderer(t.INFILL_GO, None, "", "", False)
-    assert renderer.generate("def f(", "", suffix="return 1") == "<PRE> def f( <SUF>return 1 <MID>"
-    assert renderer.generate("def f(", "", suffix="") == "def f("
+    assert infill(Source(t.INFILL_GO)) == "<PRE> def f( <SUF>return 1 <MID>"
+    assert go(t.INFILL_GO, [{"role": "user", "content": "def f("}]) == "def f("
 
 
-@pytest.mark.parametrize("templates", [("{{ .Prompt }}", None), (None, "{{ messages }}")], ids=["go", "jinja"])
-def test_infill_without_a_place_for_the_suffix(templates: tuple[str | None, str | None]) -> None:
+@pytest.mark.parametrize("source", [Source("{{ .Prompt }}"), Source("", "{{ messages }}"), Source()], ids=["go", "jinja", "none"])
+def test_infill_without_a_place_for_the_suffix(source: Source) -> None:
     with pytest.raises(BadRequest, match="does not support insert"):
-        make_renderer(*templates, "", "", False).generate("a", "", suffix="b")
+        infill(source)
 
 
-@pytest.mark.parametrize(
-    ("go_template", "jinja_template", "capabilities"),
-    [
-        (t.MISTRAL_GO, None, {"tools"}),
-        (t.INFILL_GO, None, {"insert"}),
-        ("{{ range .Messages }}<think>{{ .Thinking }}</think>{{ end }}", None, {"thinking"}),
-        (None, t.TOOLS_JINJA, {"tools", "thinking"}),
-        (None, t.CHATML_JINJA, set()),
-        (None, None, set()),
-    ],
-)
-def test_capabilities(go_template: str | None, jinja_template: str | None, capabilities: set[str]) -> None:
-    assert make_renderer(go_template, jinja_template, "", "", True).capabilities == capabilities
-
-
-@pytest.mark.parametrize("templates", [("\n{{ if }}", None), (None, "\n{% if %}")], ids=["go", "jinja"])
-def test_malformed_templates_are_refused_at_once(templates: tuple[str | None, str | None]) -> None:
+@pytest.mark.parametrize("source", [Source("\n{{ if }}"), Source("", "\n{% if %}")], ids=["go", "jinja"])
+def test_malformed_templates_are_refused(source: Source) -> None:
     with pytest.raises(TemplateError, match="line 2"):
-        make_renderer(*templates, "", "", False)
+        made(source, [t.USER])

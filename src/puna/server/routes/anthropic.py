@@ -43,7 +43,7 @@ async def messages(request: Request) -> Response:
     found, finished = await _gather(parts)
     blocks = [_block(part) for part in found]
     end = _end(finished, message.stop_sequences, has_called=any(isinstance(part, Call) for part in found))
-    return json_response({**head, "content": blocks, **end, "usage": _usage(finished)})
+    return json_response({**head, "content": blocks, **end, "usage": _usage(finished), **_warnings(finished)})
 
 
 async def count_tokens(request: Request) -> Response:
@@ -112,6 +112,11 @@ def _end(finished: Finished, stop_sequences: list[str], *, has_called: bool) -> 
     return {"stop_reason": _REASONS.get(done.reason, "end_turn"), "stop_sequence": None}
 
 
+def _warnings(finished: Finished) -> dict[str, Any]:
+    """An extension: what of the request had no effect."""
+    return {"warnings": finished.warnings} if finished.warnings else {}
+
+
 def _usage(finished: Finished) -> dict[str, int]:
     done = finished.done
     usage = {
@@ -139,7 +144,8 @@ async def _events(parts: Parts, head: dict[str, Any], stop_sequences: list[str],
                 yield _event("content_block_stop", index=index)
                 kind = None
             if isinstance(part, Finished):
-                yield _event("message_delta", delta=_end(part, stop_sequences, has_called=has_called), usage=_usage(part))
+                end = _end(part, stop_sequences, has_called=has_called)
+                yield _event("message_delta", delta=end, usage=_usage(part), **_warnings(part))
                 yield _event("message_stop")
                 return
             if kind is None:

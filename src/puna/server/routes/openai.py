@@ -80,7 +80,7 @@ async def chat_completions(request: Request) -> Response:
         said["tool_calls"] = [_call(call, index) for index, call in enumerate(whole.calls)]
     choice = {"index": 0, "message": said, "finish_reason": _reason(whole.finished, has_called=bool(whole.calls))}
     choice |= _scores(whole.logprobs)
-    return json_response(shape.message([choice], usage=_usage(whole.finished)))
+    return json_response(shape.message([choice], usage=_usage(whole.finished), **_warnings(whole.finished)))
 
 
 def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
@@ -95,6 +95,8 @@ def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
         "top_logprobs": message.top_logprobs,
         "regex": message.regex,
         "lark": message.lark,
+        "add_generation_prompt": message.add_generation_prompt,
+        "continue_final_message": message.continue_final_message,
     }
     return ChatRequest.model_validate(forcing(given, message.forced_tool))
 
@@ -129,10 +131,10 @@ async def _chat_events(parts: ScoredParts, shape: Shape, include_usage: bool) ->
     """The role comes with the first chunk only, the finish reason in a chunk of its own; logprobs with the next chunk."""
     held: list[TokenLogprob] = []
 
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
+    def chunk(delta: dict[str, Any], reason: str | None = None, **extra: Any) -> bytes:
         choice = {"index": 0, "delta": delta, **_scores(held), "finish_reason": reason}
         held.clear()
-        return _event(shape.message([choice], "chat.completion.chunk"))
+        return _event(shape.message([choice], "chat.completion.chunk", **extra))
 
     role = {"role": "assistant"}
     n_calls = 0
@@ -149,7 +151,8 @@ async def _chat_events(parts: ScoredParts, shape: Shape, include_usage: bool) ->
                 yield chunk({**role, "tool_calls": [_call(part, n_calls)]})
                 n_calls += 1
             else:
-                yield chunk({**role, "content": ""} if role else {}, _reason(part, has_called=n_calls > 0))
+                reason = _reason(part, has_called=n_calls > 0)
+                yield chunk({**role, "content": ""} if role else {}, reason, **_warnings(part))
                 if include_usage:
                     yield _event(shape.message([], "chat.completion.chunk", usage=_usage(part)))
                 yield _DONE
@@ -244,6 +247,11 @@ async def retrieve_model(request: Request) -> Response:
 def _model(model: StoredModel, name: str) -> dict[str, Any]:
     owner = Name.parse(model.full_name).namespace
     return {"id": name, "object": "model", "created": int(model.modified_at), "owned_by": owner}
+
+
+def _warnings(finished: Finished) -> dict[str, Any]:
+    """An extension: what of the request had no effect."""
+    return {"warnings": finished.warnings} if finished.warnings else {}
 
 
 def _usage(finished: Finished) -> dict[str, Any]:

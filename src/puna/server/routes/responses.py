@@ -197,6 +197,7 @@ class _Answer:
             "metadata": {},
             "safety_identifier": None,
             "prompt_cache_key": None,
+            **({"warnings": finished.warnings} if finished and finished.warnings else {}),
         }
 
 

@@ -1,0 +1,3 @@
+from puna.prompt.families.family import FAMILIES
+
+__all__ = ["FAMILIES"]

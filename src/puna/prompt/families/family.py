@@ -1,0 +1,3 @@
+from typing import Any
+
+FAMILIES: dict[str, Any] = {}

@@ -1,0 +1,184 @@
+"""Templates are rendered in processes that may be killed: whatever one does, the server answers, and so do others' templates."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from puna.errors import BadRequest, Overloaded, TemplateError
+from puna.prompt.render import PromptRequest, Source
+from puna.prompt.worker import MAX_BYTES
+from puna.server.rendering import MAX_PROCESSES, Renderers
+from tests.unit.prompt import chat_templates as t
+
+SLOW = "{% set l = range(100000) | list %}{% for i in range(100000) %}{{ 'x' if (i ~ '') in l }}{% endfor %}"
+"""A second or so for each of a few steps: long before the template's own budget is used up."""
+
+
+def asked(template: str, **more: object) -> PromptRequest:
+    return PromptRequest(Source("", template), [t.USER], **more)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def pool(**options: object) -> AsyncIterator[Renderers]:
+    renderers = Renderers(**options)  # type: ignore[arg-type]
+    try:
+        yield renderers
+    finally:
+        await renderers.close()
+
+
+async def brief_process() -> Process:
+    """One whose processor's time ends soon."""
+    program = "from puna.prompt import worker; worker.LIMIT_S = 0.3; worker.main()"
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+
+
+def test_a_request_is_one_message_there_and_one_back() -> None:
+    async def run() -> None:
+        async with pool() as renderers:
+            for n in range(1, 4):
+                prompt = await renderers.render(asked(t.CHATML_JINJA))
+                assert prompt.text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+                assert renderers.n_exchanges == n
+            assert len(renderers._all) == 1
+
+    asyncio.run(run())
+
+
+def test_what_puna_wrote_needs_no_process() -> None:
+    async def run() -> None:
+        async with pool() as renderers:
+            prompt = await renderers.render(PromptRequest(Source(has_im_start=True), [t.USER]))
+            assert prompt.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+            assert renderers.n_exchanges == 0
+            assert not renderers._all
+
+    asyncio.run(run())
+
+
+def test_a_process_is_started_meanwhile() -> None:
+    async def run() -> None:
+        async with pool() as renderers:
+            renderers.warm()
+            renderers.warm()
+            await renderers.render(asked("x"))
+            assert len(renderers._all) == 1
+            renderers.warm()
+            assert len(renderers._all) == 1
+
+    asyncio.run(run())
+
+
+def test_errors_come_as_they_are_here() -> None:
+    async def run() -> None:
+        async with pool() as renderers:
+            with pytest.raises(TemplateError, match="line 2"):
+                await renderers.render(asked("\n{% if %}"))
+            with pytest.raises(TemplateError, match="refuses these messages: no such role"):
+                await renderers.render(asked("{{ raise_exception('no such role') }}"))
+            with pytest.raises(BadRequest, match="does not support insert") as caught:
+                await renderers.render(asked("x", prefix="a", suffix="b"))
+            assert not isinstance(caught.value, TemplateError)
+            assert (await renderers.render(asked("still here"))).text == "still here"
+
+    asyncio.run(run())
+
+
+def test_a_template_that_takes_too_long_is_killed_and_others_are_answered_meanwhile() -> None:
+    async def run() -> None:
+        async with pool(limit_s=1.0) as renderers:
+            slow = [asyncio.create_task(renderers.render(asked(SLOW))) for _ in range(MAX_PROCESSES + 1)]
+            await asyncio.sleep(0)
+            assert (await renderers.render(asked("quick"))).text == "quick"
+            assert not any(task.done() for task in slow)
+            for task in slow:
+                with pytest.raises(TemplateError, match="does too much: it takes longer than 1 s"):
+                    await task
+            assert (await renderers.render(asked("quick"))).text == "quick"
+
+    asyncio.run(run())
+
+
+def test_the_kernel_ends_what_uses_up_its_processor_time() -> None:
+    async def run() -> None:
+        async with pool(start=brief_process) as renderers:
+            with pytest.raises(TemplateError, match="of a processor's time"):
+                await renderers.render(asked(SLOW))
+            assert (await renderers.render(asked("quick"))).text == "quick"
+
+    asyncio.run(run())
+
+
+def test_a_process_that_dies_is_an_error_of_one_request() -> None:
+    async def run() -> None:
+        async with pool() as renderers:
+            await renderers.render(asked("x"))
+            (worker,) = renderers._all
+            task = asyncio.create_task(renderers.render(asked(SLOW)))
+            while renderers._idle:
+                await asyncio.sleep(0.01)
+            os.kill(worker.process.pid, signal.SIGKILL)
+            with pytest.raises(TemplateError, match="has crashed"):
+                await task
+            assert (await renderers.render(asked("x"))).text == "x"
+
+    asyncio.run(run())
+
+
+def test_a_process_that_died_while_idle_is_no_error() -> None:
+    async def run() -> None:
+        async with pool() as renderers:
+            await renderers.render(asked("x"))
+            (worker,) = renderers._all
+            worker.process.kill()
+            await worker.process.wait()
+            assert (await renderers.render(asked("x"))).text == "x"
+
+    asyncio.run(run())
+
+
+def test_who_goes_away_leaves_nothing_half_read() -> None:
+    async def run() -> None:
+        async with pool() as renderers:
+            await renderers.render(asked("x"))
+            for n in range(20):
+                task = asyncio.create_task(renderers.render(asked(f"a{n}")))
+                await asyncio.sleep(0.0005 * n)
+                task.cancel()
+                assert (await renderers.render(asked(f"b{n}"))).text == f"b{n}"
+            assert len(renderers._all) <= MAX_PROCESSES
+
+    asyncio.run(run())
+
+
+def test_no_process_can_be_started() -> None:
+    async def refuse() -> Process:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    async def run() -> None:
+        async with pool(start=refuse) as renderers:
+            renderers.warm()
+            with pytest.raises(Overloaded, match="no process can be started"):
+                await renderers.render(asked("x"))
+
+    asyncio.run(run())
+
+
+def test_memory_is_limited() -> None:
+    async def run() -> None:
+        async with pool() as renderers:
+            await renderers.render(asked("x"))
+            (worker,) = renderers._all
+            lines = Path(f"/proc/{worker.process.pid}/limits").read_text().splitlines()
+            assert next(line for line in lines if line.startswith("Max address space")).split()[3] == str(MAX_BYTES)
+
+    asyncio.run(run())
