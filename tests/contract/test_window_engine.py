@@ -9,6 +9,7 @@ import pytest
 
 from puna.kvcache.layered import LayeredCache
 from puna.runner.engine import Engine
+from tests.contract.greedy import is_greedy
 from tests.contract.test_engine import Answer, check_integrity, started
 from tests.tiny import write_gemma3
 
@@ -58,6 +59,35 @@ def test_what_was_forgotten_is_computed_again(engine: Engine) -> None:
     again, _, cached = said(engine, STORY[:200])
     assert again == alone
     assert cached <= 1  # the token that begins every prompt
+
+
+def test_a_chat_goes_on_from_where_it_departs_from_the_one_before(model: Path) -> None:
+    """A long system prompt, and chats that follow it: only what is new is computed, and what is said is as likely."""
+    system, chats = STORY * 3, ["a fox " * 400, "the river " * 150, "one two three " * 110]
+    engine = started(model, n_ctx=2048, n_parallel=2, n_batch=256, attic_bytes=64 << 20)
+    try:
+        n_system = len(engine.tokenize(system, True))
+        assert n_system > 900
+        answers = [Answer(engine, system + chat, n_predict=8, return_tokens=True).done() for chat in (*chats, chats[0])]
+        assert min(done.prompt_eval_count - n_system for done in answers) >= 600
+        assert min(done.cached_count for done in answers[1:]) >= n_system - 2
+        assert answers[-1].cached_count == answers[-1].prompt_eval_count - 1
+        assert engine.health().attic_bytes > 0
+        check_integrity(engine)
+        assert all(is_greedy(engine, model, done) for done in answers)
+    finally:
+        engine.close()
+
+
+def test_what_windows_forgot_stays_within_its_bound(model: Path) -> None:
+    engine = started(model, n_ctx=2048, n_parallel=2, n_batch=256, attic_bytes=1 << 20)
+    try:
+        for word in ("fox", "dog", "sun", "sea", "river", "girl"):
+            said(engine, f"the {word} and " * 400, 4)
+            assert 0 < engine.health().attic_bytes <= 1 << 20
+        check_integrity(engine)
+    finally:
+        engine.close()
 
 
 def test_prompts_with_a_common_beginning_say_what_each_says_alone(model: Path) -> None:

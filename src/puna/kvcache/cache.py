@@ -6,7 +6,7 @@ Once per step the runner calls ``start_forward``. The model, while it builds its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -168,6 +168,19 @@ class SavingCache(Sequences, Protocol):
 
         Errors: CacheFull; then nothing has changed.
         """
+
+
+@runtime_checkable
+class RememberingCache(Protocol):
+    """A cache that may forget, and may then keep what it forgets of prompts in the host's memory."""
+
+    forgets: bool
+
+    def remember(self, max_bytes: int, spare: Callable[[], int]) -> None:
+        """Keep up to so many bytes, and no more than *spare* says that the machine has beside them."""
+
+    @property
+    def remembered_bytes(self) -> int: ...
 
 
 @runtime_checkable

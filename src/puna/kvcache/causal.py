@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import UNLIMITED, Attended, Limits, Saved
 from puna.kvcache.cache import NotSupported as NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells, padded
+from puna.kvcache.forgotten import Forgotten, Stretch, before, held_from, resume_point
 from puna.kvcache.masks import HIDDEN, show
 from puna.kvcache.reach import Reach
 from puna.kvcache.rotation import Rotation, key_rotation, value_rotation
@@ -51,24 +53,39 @@ class SavedCells:
 
     positions: npt.NDArray[np.int32]
     rows: list[Bytes]  # of each pool
-    reach: Reach | None  # of a cache that forgets
 
     @property
     def n_bytes(self) -> int:
         return sum(rows.nbytes for rows in self.rows) + self.positions.nbytes
 
     def resume_point(self, position: int) -> int:
-        position = min(position, int(self.positions[-1]) + 1)
-        return position if _has_history(int(self.positions[0]), position, self.reach) else 0
+        return min(position, int(self.positions[-1]) + 1)
+
+
+@dataclass(frozen=True)
+class SavedWindow:
+    """Of one sequence of a cache that forgets."""
+
+    window: Stretch
+    forgotten: list[Stretch]
+    reach: Reach
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(stretch.n_bytes for stretch in (*self.forgotten, self.window))
+
+    def resume_point(self, position: int) -> int:
+        return resume_point(min(position, self.window.end), self.window.begin, self.forgotten, self.reach)
 
 
 class CausalCache:
     """Shapes per layer: K [head_dim_k * n_kv_heads, n_cells], V likewise; allocated with the backend.
 
     With *values_in_keys* a head's value is the beginning of its key and takes no memory of its own (DeepSeek-AI 2024).
-    A layer with 0 key/value heads has nothing here. With a bounded reach a sequence has room for its window, the memory
-    behind it and a batch. What no later row sees is forgotten when that room is needed, the oldest first; until then
-    the sequence can resume there.
+    A layer with 0 key/value heads has nothing here. With a bounded reach a sequence has room for its window and a batch.
+    What no later row sees is forgotten when that room is needed, the oldest first; until then the sequence can resume there.
+    What is forgotten of prompts is kept in the host's memory, if that is allowed, and goes back to the same places when
+    a sequence resumes where it is seen: every row then reads the same values in the same order as before.
     """
 
     def __init__(
@@ -100,6 +117,8 @@ class CausalCache:
         self.forgets = reach.is_bounded and small < large
         home = small if self.forgets else large
         self.cells = Cells(home * limits.max_sequences, limits.max_sequences)
+        self.forgotten = Forgotten(limits.max_sequences)
+        self._prompt_ends = [0] * limits.max_sequences  # what came by several rows at once, and what was before it, is a prompt
         self._pools = {
             i: tuple(backend.storage(i, dtype, dim * n_heads, self.cells.n_cells) for dim in self._stored_dims)
             for i, n_heads in enumerate(self._n_kv_heads)
@@ -173,7 +192,10 @@ class CausalCache:
         self.check_room(batch)
         groups = runs(batch.sequences)
         for sequence, row, end_row in groups if self.forgets else ():
-            self._forget(sequence, int(batch.positions[row]), end_row - row)
+            position, n_rows = int(batch.positions[row]), end_row - row
+            if n_rows > 1:
+                self._prompt_ends[sequence] = position + n_rows
+            self._forget(sequence, position, n_rows)
         rows: list[int] = []
         for sequence, row, end_row in groups:
             rows += self.cells.place(sequence, batch.positions[row:end_row])
@@ -197,7 +219,35 @@ class CausalCache:
         if excess > 0:
             first, kept = self.cells.firsts[sequence], self.reach.kept_from(position)
             assert first + excess <= kept, f"{n_rows} rows of sequence {sequence} are more than a batch"
-            self.cells.remove(sequence, 0, min(kept, first + max(excess, FORGOTTEN_AT_ONCE)))
+            end = min(kept, first + max(excess, FORGOTTEN_AT_ONCE))
+            self.forgotten.keep(sequence, first, min(end, self._prompt_ends[sequence]), partial(self._read, sequence))
+            self.cells.remove(sequence, 0, end)
+
+    def _read(self, sequence: int, begin: int, end: int) -> Stretch:
+        """What the sequence holds in [begin, end), which is all of it.
+
+        Errors: MemoryError.
+        """
+        cells = self.cells.cells_of(sequence, begin, end)
+        assert len(cells) == end - begin, f"sequence {sequence} has gaps"
+        rows = read_rows(self._backend, self._all_pools, cells)
+        return Stretch(begin, end, cells - self._home(sequence), rows, sum(r.nbytes for r in rows))
+
+    def _home(self, sequence: int) -> int:
+        return sequence * self.cells.home_cells
+
+    def _write(self, sequence: int, begin: int, end: int, stretches: Iterable[Stretch]) -> None:
+        """What stretches have of the positions [begin, end) goes back to where it was."""
+        for stretch in stretches:
+            part = stretch.part(begin, end)
+            if len(part):
+                cells = self._home(sequence) + stretch.places[part]
+                self.cells.place_at(sequence, cells, (stretch.begin + part).astype(np.int32))
+                write_rows(self._backend, self._all_pools, stretch.rows, part, cells)
+
+    def _live(self, sequence: int) -> int:
+        """The first position that is in the cells."""
+        return self.cells.firsts[sequence]
 
     def start_reserve(self, n_tokens: int) -> Hashable:
         self._rows = np.arange(n_tokens)
@@ -296,13 +346,13 @@ class CausalCache:
         if source == target:
             return
         self.cells.remove(target, 0, END)
-        length = min(length, self.length(source))
-        if not self.can_resume(source, length):
+        if self.forgets:
+            self._copy_window(source, target, min(length, self.length(source)))
             return
-        cells = self.cells.cells_of(source, self.reach.kept_from(length) if self.forgets else 0, length)
+        cells = self.cells.cells_of(source, 0, min(length, self.length(source)))
         if not len(cells):
             return
-        if by_reference and not self.forgets:
+        if by_reference:
             self.cells.share(target, cells)
             return
         try:
@@ -311,9 +361,8 @@ class CausalCache:
             self.cells.share(target, cells)
             return
         stretches = pieces(cells, copies)
-        if len(stretches) <= MAX_COPIES or self.forgets:
-            for i in range(0, len(stretches), MAX_COPIES):
-                self._copy(stretches[i : i + MAX_COPIES])
+        if len(stretches) <= MAX_COPIES:
+            self._copy(stretches)
         else:
             self.cells.remove(target, 0, END)
             self.cells.share(target, cells)
@@ -321,6 +370,29 @@ class CausalCache:
     def share_prefix(self, source: int, target: int, length: int) -> None:
         if not self.forgets and source != target:
             self.cells.unite(source, target, length)
+
+    def _copy_window(self, source: int, target: int, length: int) -> None:
+        """Rows go to the places in the target's home that they have in the source's."""
+        self.forgotten.cut(target, 0)
+        if length <= 0 or not self.can_resume(source, length):
+            return
+        begin = self._needed(source, length)
+        cells = self.cells.cells_of(source, begin, length)
+        if len(cells):
+            copies = cells + self._home(target) - self._home(source)
+            self.cells.place_at(target, copies, self.cells.positions[cells])
+            stretches = pieces(cells, copies)
+            for i in range(0, len(stretches), MAX_COPIES):
+                self._copy(stretches[i : i + MAX_COPIES])
+        self._write(target, begin, min(self._live(source), length), self.forgotten.of(source))
+        self.forgotten.use(source)
+        self.forgotten.share(source, target, length)
+        self._prompt_ends[target] = length
+
+    def _needed(self, sequence: int, position: int) -> int:
+        """What must be held from here on to resume at a position, and one more if that is at hand: it could be computed again."""
+        held = held_from(position, self._live(sequence), self.forgotten.of(sequence))
+        return max(held, self.reach.kept_from(position))
 
     def _copy(self, stretches: list[tuple[int, int, int]]) -> None:
         ctx = self._backend.context(16 + 2 * 3 * len(self._pools) * MAX_COPIES)
@@ -335,19 +407,27 @@ class CausalCache:
         ctx.close()
 
     def can_resume(self, sequence: int, position: int) -> bool:
-        if position > self.length(sequence):
-            return False
-        return _has_history(self.cells.firsts[sequence], position, self.reach if self.forgets else None)
+        return position <= 0 or self.prepare_restore(sequence, position) == position
 
     def prepare_restore(self, sequence: int, position: int) -> int:
         position = min(position, self.length(sequence))
-        return position if self.can_resume(sequence, position) else 0
+        if not self.forgets:
+            return position
+        return resume_point(position, self._live(sequence), self.forgotten.of(sequence), self.reach)
 
     def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
         if end is not None and begin < end < self.length(sequence):
             self._remove_middle(sequence, begin, end)
         elif end is None or begin < end:
-            self.cells.remove(sequence, begin if self.can_resume(sequence, min(begin, self.length(sequence))) else 0, END)
+            begin = min(begin, self.length(sequence))
+            if not self.can_resume(sequence, begin):
+                begin = 0
+            live, needed = self._live(sequence), self._needed(sequence, begin) if self.forgets else 0
+            self.cells.remove(sequence, begin, END)
+            if self.forgets:
+                self._write(sequence, needed, min(live, begin), self.forgotten.of(sequence))
+                self.forgotten.cut(sequence, begin)
+                self._prompt_ends[sequence] = min(self._prompt_ends[sequence], begin)
 
     def check_remove(self, sequence: int, begin: int, end: int) -> None:
         length = self.length(sequence)
@@ -363,6 +443,9 @@ class CausalCache:
 
     def _remove_middle(self, sequence: int, begin: int, end: int) -> None:
         self.check_remove(sequence, begin, end)
+        # Rows that are somewhere else now may lie where forgotten ones beside them would have to go.
+        self.forgotten.cut(sequence, 0)
+        self._prompt_ends[sequence] = 0
         self.cells.remove(sequence, begin, end)
         self.cells.shift(sequence, end, begin - end)
         moved = self.cells.cells_of(sequence, begin, END)
@@ -406,27 +489,47 @@ class CausalCache:
         ]
 
     def saved_bytes(self, sequence: int) -> int:
-        n_bytes = sum(n for _, n in self._all_pools) + self.cells.positions.itemsize
-        return self.cells.lengths[sequence] * n_bytes
+        row = sum(n for _, n in self._all_pools)
+        if self.forgets:
+            return self.cells.lengths[sequence] * row + sum(s.n_bytes for s in self.forgotten.of(sequence))
+        return self.cells.lengths[sequence] * (row + self.cells.positions.itemsize)
 
-    def save(self, sequence: int) -> SavedCells:
+    def save(self, sequence: int) -> SavedCells | SavedWindow:
+        if self.forgets:
+            window = self._read(sequence, self._live(sequence), self.length(sequence))
+            return SavedWindow(window, list(self.forgotten.of(sequence)), self.reach)
         cells = self.cells.cells_of(sequence, 0, END)
-        rows = read_rows(self._backend, self._all_pools, cells)
-        return SavedCells(self.cells.positions[cells], rows, self.reach if self.forgets else None)
+        return SavedCells(self.cells.positions[cells], read_rows(self._backend, self._all_pools, cells))
 
     def restore(self, sequence: int, saved: Saved, length: int) -> None:
-        assert isinstance(saved, SavedCells), "saved by another cache"
         assert not self.cells.lengths[sequence], f"sequence {sequence} is not empty"
+        if isinstance(saved, SavedWindow):
+            held = held_from(length, saved.window.begin, saved.forgotten)
+            begin = max(held, self.reach.kept_from(length))
+            self._write(sequence, 0, length, [saved.window])
+            self._write(sequence, begin, min(saved.window.begin, length), saved.forgotten)
+            self.forgotten.adopt(sequence, before(saved.forgotten, length))
+            self._prompt_ends[sequence] = length
+            return
+        assert isinstance(saved, SavedCells), "saved by another cache"
         n_rows = int(np.searchsorted(saved.positions, length))
         if n_rows:
             cells = np.array(self.cells.place(sequence, saved.positions[:n_rows]), np.int64)
             write_rows(self._backend, self._all_pools, saved.rows, np.arange(n_rows), cells)
+
+    def remember(self, max_bytes: int, spare: Callable[[], int]) -> None:
+        self.forgotten.allow(max_bytes if self.forgets else 0, spare)
+
+    @property
+    def remembered_bytes(self) -> int:
+        return self.forgotten.n_bytes
 
     def length(self, sequence: int) -> int:
         return self.cells.nexts[sequence]
 
     def check_integrity(self) -> None:
         self.cells.check_integrity()
+        self.forgotten.check_integrity()
         for sequence in range(self.limits.max_sequences) if self.forgets else ():
             n_held = self.cells.lengths[sequence]
             assert n_held == self.cells.nexts[sequence] - self.cells.firsts[sequence], f"sequence {sequence} has gaps"
@@ -436,10 +539,3 @@ class CausalCache:
             begin, end = self.cells.begins[sequence], self.cells.ends[sequence]
             is_home = home <= begin and end <= home + self.cells.home_cells
             assert not n_held or is_home, f"sequence {sequence} lies outside its home"
-
-
-def _has_history(first: int, position: int, reach: Reach | None) -> bool:
-    """Whether a row at *position* finds all it sees where positions from *first* up to it are held; all are without a reach."""
-    if position <= 0 or reach is None:
-        return True
-    return first <= max(min(reach.first(position), position - 1), 0)

@@ -64,6 +64,18 @@ class Cells:
         self.lengths[sequence] += len(chosen)
         return chosen
 
+    def place_at(self, sequence: int, cells: npt.NDArray[np.int64], positions: npt.NDArray[np.int32]) -> None:
+        """Take these cells, which are free, for these positions."""
+        assert not self.n_owners[cells].any(), f"sequence {sequence} would take the cells of another"
+        self.positions[cells] = positions
+        self.members[sequence, cells] = True
+        self.n_owners[cells] = 1
+        self.n_free -= len(cells)
+        low, high = int(cells.min()), int(cells.max()) + 1
+        if self.lengths[sequence]:
+            low, high = min(low, self.begins[sequence]), max(high, self.ends[sequence])
+        self._measure(sequence, low, high)
+
     def _choose(self, sequence: int, count: int) -> range | list[int]:
         home = sequence * self.home_cells
         begin = self.ends[sequence] if self.lengths[sequence] else home

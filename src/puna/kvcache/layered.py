@@ -6,12 +6,12 @@ of them would refuse changes none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from puna.kvcache.batch import Batch
-from puna.kvcache.cache import UNLIMITED, Attended, CachePart, Saved, SavingCache, StepEndCache
+from puna.kvcache.cache import UNLIMITED, Attended, CachePart, RememberingCache, Saved, SavingCache, StepEndCache
 from puna.kvcache.cells import CacheFull
 from puna.kvcache.recurrent import RecurrentCache, StateCache, StateGroup
 from puna.ml.backend import Context
@@ -177,6 +177,19 @@ class LayeredCache:
         parts: list[SavingCache] = [part for part in self.parts if isinstance(part, SavingCache)]
         assert len(parts) == len(self.parts), "saved_bytes said that nothing is saved"
         return parts
+
+    def remember(self, max_bytes: int, spare: Callable[[], int]) -> None:
+        parts = [part for part in self.parts if isinstance(part, RememberingCache) and part.forgets]
+        for part in parts:
+            part.remember(max_bytes // len(parts), spare)
+
+    @property
+    def remembered_bytes(self) -> int:
+        return sum(part.remembered_bytes for part in self.parts if isinstance(part, RememberingCache))
+
+    @property
+    def forgets(self) -> bool:
+        return any(part.forgets for part in self.parts if isinstance(part, RememberingCache))
 
     def length(self, sequence: int) -> int:
         return self.parts[0].length(sequence)

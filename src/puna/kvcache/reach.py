@@ -16,15 +16,13 @@ class Reach:
     """A window of W shows a row W keys, its own included, as in llama.cpp and transformers.
 
     A chunk of C cuts the positions at the multiples of C; a row sees those of its chunk that are not later than itself.
-    *memory* positions are kept although no later row sees them, so that a sequence can resume further back.
     """
 
     window: int = 0  # 0: no window
     chunk: int = 0  # 0: no chunks
-    memory: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.window, self.chunk, self.memory) < 0 or (self.window and self.chunk):
+        if min(self.window, self.chunk) < 0 or (self.window and self.chunk):
             raise ValueError(f"{self} is no way to look back")
 
     @property
@@ -34,7 +32,7 @@ class Reach:
     @property
     def n_kept(self) -> int:
         """History that a sequence is sure to keep, besides the rows of its last batch."""
-        return max(self.window, self.chunk, self.memory)
+        return max(self.window, self.chunk)
 
     def first(self, position: P) -> P:
         """The first position that the row at this one sees; below 0 when it sees all."""
@@ -46,5 +44,8 @@ class Reach:
 
     def kept_from(self, position: int) -> int:
         """What lies before may go once a row at this position is computed; it could still be computed again, but one."""
-        previous = max(position - 1, 0)
-        return max(0, min(self.first(previous), position - self.memory))
+        return max(0, self.first(max(position - 1, 0)))
+
+    def needed_from(self, position: int) -> int:
+        """What must be held from here on for a row at this position to be computed; the token before it at least."""
+        return max(min(self.first(position), position - 1), 0)

@@ -113,7 +113,7 @@ class Engine:
             steps=self._n_steps,
             cache_cells=n_cells,
             cache_used=n_cells - n_free,
-            attic_bytes=attic.n_bytes if attic else 0,
+            attic_bytes=attic.n_bytes + self._need().remembered_bytes if attic else 0,
             attic_entries=attic.n_entries if attic else 0,
         )
 

@@ -10,11 +10,11 @@ from functools import cached_property
 
 from puna.engines import Choice
 from puna.errors import BadRequest, FileFormatError
-from puna.kvcache.cache import SavingCache, StepEndCache
+from puna.kvcache.cache import RememberingCache, SavingCache, StepEndCache
 from puna.model.pooling import Pooling
 from puna.native import cpu
 from puna.runner.accounting import with_host
-from puna.runner.attic import Attic
+from puna.runner.attic import Attic, spare_bytes
 from puna.runner.engines import SEQUENCES_PER_REQUEST, Opened, open_file
 from puna.runner.model_file import ModelFile
 from puna.runner.threads import Threads
@@ -40,10 +40,21 @@ class Loaded(Opened):
         return self.cache.prompt_tail if isinstance(self.cache, StepEndCache) else 0
 
     def attic(self, max_bytes: int) -> Attic | None:
-        """For prefixes that lose their place; None where they cannot be saved, or are never asked for again."""
-        if max_bytes and self.pooling is Pooling.NONE and isinstance(self.cache, SavingCache):
-            return Attic(self.cache, max_bytes)
-        return None
+        """For prefixes that lose their place; None where they cannot be saved, or are never asked for again.
+
+        Half of it is for what windows forget of prompts that have not lost theirs.
+        """
+        if not max_bytes or self.pooling is not Pooling.NONE or not isinstance(self.cache, SavingCache):
+            return None
+        if isinstance(self.cache, RememberingCache) and self.cache.forgets:
+            self.cache.remember(max_bytes // 2, spare_bytes)
+            max_bytes -= max_bytes // 2
+        return Attic(self.cache, max_bytes)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Of the host's memory, taken by what windows have forgotten."""
+        return self.cache.remembered_bytes if isinstance(self.cache, RememberingCache) else 0
 
     def memory(self) -> MemoryReport:
         return with_host(self.backend.memory(), self)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from puna.kvcache.batch import batch
-from puna.kvcache.cache import Limits
-from puna.kvcache.causal import CausalCache, NotSupported, SavedCells
+from puna.kvcache.cache import Limits, Saved
+from puna.kvcache.causal import CausalCache, NotSupported
 from puna.kvcache.cells import END, CacheFull
 from puna.kvcache.views import PADDING
 from tests.unit.kvcache.numpy_backend import ArrayBackend
@@ -233,7 +233,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.cache = make(n_ctx=64, n_sequences=3, n_batch=40)
         self.held: list[dict[int, float]] = [{} for _ in range(3)]
         self.next_value = 0.0
-        self.saved: tuple[SavedCells, dict[int, float]] | None = None
+        self.saved: tuple[Saved, dict[int, float]] | None = None
 
     def _free(self) -> int:
         return self.cache.cells.n_free

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from puna.kvcache.batch import batch
-from puna.kvcache.cache import Limits, resume_point
-from puna.kvcache.causal import CausalCache, NotSupported, SavedCells
+from puna.kvcache.cache import Limits, Saved, resume_point
+from puna.kvcache.causal import CausalCache, NotSupported
 from puna.kvcache.reach import Reach
 from puna.kvcache.views import PADDING
 from tests.unit.kvcache.numpy_backend import ArrayBackend
 from tests.unit.kvcache.steps import DIM, HEADS, step
 
 LONG = 100_000  # a context that no home could hold
+ROW_BYTES = 2 * 2 * HEADS * DIM  # of keys and values, as a cache of F16 counts
 
 
 def make(reach: Reach, n_ctx: int = LONG, n_sequences: int = 2, n_batch: int = 16, shift: Any = None) -> CausalCache:
@@ -69,15 +70,6 @@ def test_windows_of_sequences_in_separate_batches() -> None:
     assert step(cache, rows(1, 0, 2)) == [{0: 1000}, {0: 1000, 1: 1001}]
     assert step(cache, rows(1, 2, 4)) == [{1: 1001, 2: 1002}, {2: 1002, 3: 1003}]
     assert step(cache, rows(0, 4, 6)) == [{3: 3, 4: 4}, {4: 4, 5: 5}]
-
-
-def test_memory_behind_the_window_is_kept_and_not_shown() -> None:
-    cache = make(Reach(window=2, memory=250))
-    assert cache.cells.home_cells == 2 * PADDING
-    fill(cache, 0, 0, 1000)
-    assert cache.cells.firsts[0] <= 1000 - 250
-    assert positions(step(cache, rows(0, 1000, 1003))) == [[999, 1000], [1000, 1001], [1001, 1002]]
-    assert cache.can_resume(0, 751)
 
 
 def test_chunks_show_what_is_not_before_their_begin() -> None:
@@ -224,6 +216,117 @@ def test_a_prefix_whose_window_is_gone_is_not_copied_and_the_target_is_empty() -
     assert resume_point(cache, 1, 50) == 0
 
 
+def remembering(window: int, n_rows: int = 10_000, **limits: Any) -> CausalCache:
+    cache = make(Reach(window=window), **limits)
+    cache.remember(n_rows * ROW_BYTES, lambda: 1 << 40)
+    return cache
+
+
+def test_a_sequence_goes_back_to_any_point_of_its_prompt() -> None:
+    cache = remembering(20)
+    fill(cache, 0, 0, 1000)
+    for point in (997, 700, 650, 333, 20, 1):
+        assert resume_point(cache, 0, point) == point
+        cache.remove(0, point)
+        assert cache.length(0) == point
+        first = max(point - 19, 0)
+        assert step(cache, rows(0, point, point + 1), [-1.0]) == [{**{p: float(p) for p in range(first, point)}, point: -1.0}]
+        cache.check_integrity()
+
+
+def test_rows_go_back_to_the_places_they_had() -> None:
+    """So attention adds them up in the same order, and rounds as it did."""
+    cache = remembering(100)
+    places = {}
+    for begin in range(0, 1000, 16):
+        step(cache, rows(0, begin, min(begin + 16, 1000)))
+        places[begin + 16] = dict(zip(*_placed(cache, 0), strict=True))
+    for point in (960, 640, 320):
+        cache.copy_prefix(0, 1, point)
+        for sequence in (0, 1):
+            cache.remove(sequence, point)
+            home = sequence * cache.cells.home_cells
+            held, cells = _placed(cache, sequence)
+            assert held[0] <= point - 99
+            assert held[-1] == point - 1
+            assert all(places[point][p] == cell - home for p, cell in zip(held, cells, strict=True) if p in places[point])
+
+
+def _placed(cache: CausalCache, sequence: int) -> tuple[list[int], list[int]]:
+    cells = cache.cells.cells_of(sequence, 0, LONG)
+    return cache.cells.positions[cells].tolist(), cells.tolist()
+
+
+def test_what_others_departed_from_is_shared_and_counted_once() -> None:
+    cache = remembering(20, n_sequences=3)
+    fill(cache, 0, 0, 600)
+    n_bytes = cache.remembered_bytes
+    assert n_bytes == cache.forgotten.of(0)[-1].end * ROW_BYTES > 300 * ROW_BYTES
+    cache.copy_prefix(0, 1, 600)
+    cache.copy_prefix(1, 2, 600)
+    assert cache.remembered_bytes == n_bytes
+    cache.remove(0, 0)
+    assert cache.remembered_bytes == n_bytes
+    assert resume_point(cache, 2, 300) == 300
+    for sequence in (1, 2):
+        cache.remove(sequence, 0)
+    assert cache.remembered_bytes == 0
+
+
+def test_answers_are_not_kept_but_what_they_push_out_of_the_window_is() -> None:
+    cache = remembering(20)
+    fill(cache, 0, 0, 300)
+    for p in range(300, 900):
+        step(cache, rows(0, p, p + 1))
+    assert resume_point(cache, 0, 300) == 300
+    assert resume_point(cache, 0, 500) == 300
+    assert cache.forgotten.of(0)[-1].end == 300
+
+
+def test_the_bound_holds_and_what_was_not_used_for_longest_goes_first() -> None:
+    cache = remembering(20, 700, n_sequences=3)
+    for sequence in (0, 1, 2):
+        fill(cache, sequence, 0, 600)
+        assert cache.remembered_bytes <= 700 * ROW_BYTES
+        cache.check_integrity()
+    assert resume_point(cache, 0, 200) == 0
+    assert resume_point(cache, 2, 200) == 200
+    cache.remove(2, 200)
+    fill(cache, 0, 600, 1000)
+    assert resume_point(cache, 0, 900) == 900
+    assert resume_point(cache, 1, 300) < 300
+
+
+def test_nothing_is_kept_that_the_machine_has_no_memory_for() -> None:
+    cache = make(Reach(window=20))
+    spare = 100 * ROW_BYTES
+    cache.remember(1 << 30, lambda: spare - cache.remembered_bytes)
+    fill(cache, 0, 0, 1000)
+    assert 0 < cache.remembered_bytes <= spare
+
+
+def test_a_saved_sequence_brings_back_what_it_had_forgotten() -> None:
+    cache = remembering(20)
+    fill(cache, 0, 0, 600)
+    saved = cache.save(0)
+    assert saved.n_bytes == cache.saved_bytes(0) >= 600 * ROW_BYTES
+    cache.remove(0, 0)
+    fill(cache, 0, 0, 300)
+    assert saved.resume_point(317) == 317
+    cache.restore(1, saved, 317)
+    assert resume_point(cache, 1, 100) == 100
+    assert step(cache, rows(1, 317, 318), [7.0]) == [{**{p: float(p) for p in range(298, 317)}, 317: 7.0}]
+    cache.check_integrity()
+
+
+def test_after_a_shift_nothing_forgotten_comes_back() -> None:
+    cache = remembering(20)
+    fill(cache, 0, 0, 400)
+    cache.remove(0, 4, 44)
+    assert cache.remembered_bytes == 0
+    assert resume_point(cache, 0, 100) == 0
+
+
 def test_a_middle_long_forgotten_is_removed_by_moving_what_is_left() -> None:
     cache = make(Reach(window=20))
     fill(cache, 0, 0, 400)
@@ -259,7 +362,7 @@ def test_a_sequence_never_goes_on_where_its_window_ends() -> None:
         cache.start_forward(batch([0], [101], [0], []))
 
 
-@pytest.mark.parametrize("bad", [{"window": -1}, {"window": 4, "chunk": 4}, {"memory": -2}])
+@pytest.mark.parametrize("bad", [{"window": -1}, {"window": 4, "chunk": 4}, {"chunk": -2}])
 def test_impossible_reaches(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="no way to look back"):
         Reach(**bad)
@@ -271,13 +374,17 @@ class Forgetful(RuleBasedStateMachine):
     What a row sees is never less than its window of the dictionary, and what the cache promises to resume, it can.
     """
 
-    @initialize(reach=st.sampled_from([Reach(window=1), Reach(window=30), Reach(window=7, memory=90), Reach(chunk=50), Reach()]))
-    def start(self, reach: Reach) -> None:
+    @initialize(
+        reach=st.sampled_from([Reach(window=1), Reach(window=30), Reach(window=97), Reach(chunk=50), Reach()]),
+        rows_kept=st.sampled_from([0, 0, 100, 400, 100_000]),
+    )
+    def start(self, reach: Reach, rows_kept: int) -> None:
         self.reach = reach
         self.cache = make(reach, n_ctx=2000, n_sequences=3, n_batch=220)
+        self.cache.remember(rows_kept * ROW_BYTES, lambda: 1 << 40)
         self.held: list[dict[int, float]] = [{} for _ in range(3)]
         self.next_value = 0.0
-        self.saved: tuple[SavedCells, dict[int, float]] | None = None
+        self.saved: tuple[Saved, dict[int, float]] | None = None
 
     @rule(counts=st.lists(st.integers(0, 70), min_size=3, max_size=3), span=st.booleans())
     def forward(self, counts: list[int], span: bool) -> None:
@@ -301,16 +408,16 @@ class Forgetful(RuleBasedStateMachine):
     def remove_tail(self, s: int, share: float, asks: bool) -> None:
         begin = round(share * len(self.held[s]))
         point = resume_point(self.cache, s, begin)
-        assert point in (0, begin)
+        assert 0 <= point <= begin
         assert self.cache.can_resume(s, begin) == (point == begin)
         self.cache.remove(s, point if asks else begin)
-        self.held[s] = {p: v for p, v in self.held[s].items() if p < point}
+        self.held[s] = {p: v for p, v in self.held[s].items() if p < (point if asks or point == begin else 0)}
 
     @rule(source=st.integers(0, 2), to=st.integers(0, 2), share=st.floats(0, 1))
     def copy(self, source: int, to: int, share: float) -> None:
         length = round(share * len(self.held[source]))
         point = resume_point(self.cache, source, length)
-        self.cache.copy_prefix(source, to, length)
+        self.cache.copy_prefix(source, to, point)
         if source != to:
             self.held[to] = {p: v for p, v in self.held[source].items() if p < point}
 
