@@ -19,7 +19,7 @@ def is_greedy(engine: Engine, model: Path, done: Done) -> bool:
     """
     assert engine._loaded is not None
     said = range(done.prompt_eval_count, len(done.tokens))
-    with PunaEngine(model, n_ctx=1024, n_batch=1024) as puna:
+    with PunaEngine(model, n_ctx=2048, n_batch=2048) as puna:
         n = len(done.tokens)
         logits = puna.decode(done.tokens, range(n), [0] * n, [p - 1 for p in said]).copy()
     chosen = logits[np.arange(len(said)), [done.tokens[p] for p in said]]
