@@ -137,6 +137,7 @@ def test_one_models_crash_is_nobody_elses(models: list[Path], tmp_path: Path) ->
 
 
 SERVE = """
+import os
 from pathlib import Path
 from puna.llm.launch import Launcher
 from puna.llm.runner import Runner
@@ -144,7 +145,7 @@ from puna.server.app import serve
 from puna.settings import load
 
 async def start(path: Path) -> Runner:
-    return await Runner.start([*{command!r}, "--model", str(path)])
+    return await Runner.start([*{command!r}, "--model", str(path)], environ=os.environ)
 
 serve(load(), launch=Launcher(start=start).launch)
 """

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from puna import host, wire
+from puna import environment, host, wire
 from puna.errors import BadRequest
 from puna.llm.process import end, start
 
@@ -84,7 +84,7 @@ def look_once(command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) ->
 async def look(
     command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S, environ: Mapping[str, str] = MappingProxyType({})
 ) -> wire.Discovery:
-    """With *environ* over this process's. Never raises but for a cancellation, and leaves no process behind."""
+    """With *environ* over what computing needs of ours. Never raises but for a cancellation, and leaves no process behind."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await start(
@@ -93,7 +93,7 @@ async def look(
             stdout=pipe,
             stderr=pipe,
             start_new_session=True,
-            env={**os.environ, **environ, "GGML_NO_BACKTRACE": "1"},
+            env={**environment.for_computing(), **environ, "GGML_NO_BACKTRACE": "1"},
         )
     except OSError as error:
         return _not_started(error)

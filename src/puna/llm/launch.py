@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from puna import environment
 from puna.errors import LoadError, Overloaded
 from puna.llm.discovery import Machine
 from puna.llm.runner import Runner, command_for
@@ -67,7 +67,7 @@ async def start(model_path: Path) -> Runner:
 
 
 async def start_with(model_path: Path, environ: Mapping[str, str]) -> Runner:
-    return await Runner.start(command_for(model_path), environ={**os.environ, **environ})
+    return await Runner.start(command_for(model_path), environ={**environment.for_computing(), **environ})
 
 
 class Launcher:

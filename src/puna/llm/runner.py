@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -19,7 +18,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
 
-from puna import wire
+from puna import environment, wire
 from puna.errors import (
     BadRequest,
     FileFormatError,
@@ -91,6 +90,8 @@ class Runner:
     ) -> Runner:
         """Start a process and wait until it says that it is there.
 
+        *environ* is all that it gets; None: what computing needs of ours.
+
         Errors: LoadError when it cannot be started, ends, says something else, or says nothing in time.
         """
         own_end, end = socket.socketpair()
@@ -100,7 +101,7 @@ class Runner:
                 stdin=end.fileno(),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**(os.environ if environ is None else environ), "GGML_NO_BACKTRACE": "1"},
+                env={**(environment.for_computing() if environ is None else environ), "GGML_NO_BACKTRACE": "1"},
                 limit=_LONGEST_LINE,
                 start_new_session=True,  # an interrupt from the terminal is for the server, which then ends its runners
             )

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from puna import settings
-from puna.runner.guard import exit_with_parent
+from puna.guard import exit_with_parent
 from puna.runner.inbox import Inbox
 from puna.runner.spare import NamedModel, prepare
 

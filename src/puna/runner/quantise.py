@@ -17,11 +17,11 @@ from pathlib import Path
 
 from puna.errors import PunaError
 from puna.gguf.reader import GGUFFile
+from puna.guard import exit_with_parent
 from puna.native import cpu
 from puna.native.library import opened
 from puna.native.log import route_to_logging
 from puna.native.quantiser import quantise
-from puna.runner.guard import exit_with_parent
 
 _TENSOR = re.compile(r"\[ *\d+/ *\d+\] +(\S+) ")  # how libllama begins the line about a tensor that it has written
 _FAILURE = "failed to quantize: "

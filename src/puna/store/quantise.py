@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from puna.environment import for_computing
 from puna.errors import PunaError
 from puna.gguf.quantise import KINDS
 from puna.store import space
@@ -36,7 +37,9 @@ def quantise(source: Path, folder: Path, kind: str, on_bytes: OnBytes) -> Path:
     target = folder / "quantised.gguf"
     output, errors = folder / "output", folder / "errors"
     with output.open("wb") as out, errors.open("wb") as err, output.open("rb") as lines:
-        process = subprocess.Popen(command_for(source, target, kind), stdin=subprocess.PIPE, stdout=out, stderr=err)
+        process = subprocess.Popen(
+            command_for(source, target, kind), stdin=subprocess.PIPE, stdout=out, stderr=err, env=for_computing()
+        )
         try:
             reason = _follow(process, lines, on_bytes)
         finally:

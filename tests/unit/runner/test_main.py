@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.runner.fake_engine import FakeEngine
 
 from puna.errors import FileFormatError
-from puna.runner.guard import exit_with_parent
+from puna.guard import exit_with_parent
 from puna.runner.main import parse
 from puna.runner.starting import StartingEngine
 from puna.wire import Failed, LoadOptions, LoadRequest, decode_reply

@@ -6,7 +6,6 @@ Going through pip means that the user's index, mirror, proxy, credentials and li
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from puna.environment import for_pip
 from puna.errors import FileFormatError, SourceError
 from puna.store import space
 from puna.store.files import read_limited
@@ -118,15 +118,17 @@ class Pip:
         out, err = self._folder / "out.txt", self._folder / "err.txt"
         options = ["--no-input", "--disable-pip-version-check", "--no-color", "--cache-dir", str(self._folder / "cache")]
         # -P: the folder we happen to run in must not provide modules
-        command = [sys.executable, "-P", "-m", "pip", *options, *arguments]
-        environment = {**os.environ, "TMPDIR": str(self._folder), "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUTF8": "1"}
+        command = [sys.executable, "-P", "-m", "puna.store.sources.pip_process", str(self._folder), *options, *arguments]
+        environment = {**for_pip(), "TMPDIR": str(self._folder), "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUTF8": "1"}
         environment.pop("PIP_NO_CACHE_DIR", None)  # it would win over the cache folder named here
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=environment)
             try:
                 _watch(process, out, on_bytes)
             finally:
                 _stop(process)
+                assert process.stdin is not None
+                process.stdin.close()
         return None if process.returncode == 0 else _end_of(err)
 
     def _explain(self, requirement: str, failure: str) -> SourceError:
