@@ -8,7 +8,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, SkipValidation, model_serializer
+from typing_extensions import TypedDict
 
 from puna.api.go_json import Request
 
@@ -116,7 +117,9 @@ class TagsResponse(Response):
     models: list[ListedModel]
 
 
-class TensorDescription(Response):
+class TensorDescription(TypedDict):
+    """A plain dictionary: there may be a hundred thousand in one reply."""
+
     name: str
     type: str
     shape: list[int]
@@ -139,7 +142,7 @@ class ShowResponse(Response):
     remote_host: str = ""
     model_info: dict[str, Any] = {}
     projector_info: dict[str, Any] = {}
-    tensors: list[TensorDescription] = []
+    tensors: SkipValidation[list[TensorDescription]] = []
     capabilities: list[str] = []
     modified_at: datetime
     requires: str = ""

@@ -26,17 +26,6 @@ def human_bytes(n_bytes: int) -> str:
     return f"{value:.1f} {unit}"
 
 
-def human_number(count: int) -> str:
-    """A count such as a number of parameters: ``7B``, ``8.0B``, ``500.50M``, ``12K``."""
-    if count >= 1_000_000_000:
-        return f"{count // 1_000_000_000}B" if count % 1_000_000_000 == 0 else f"{count / 1e9:.1f}B"
-    if count >= 1_000_000:
-        return f"{count // 1_000_000}M" if count % 1_000_000 == 0 else f"{count / 1e6:.2f}M"
-    if count >= 1000:
-        return f"{count / 1000:.0f}K"
-    return str(count)
-
-
 def human_duration(seconds: float) -> str:
     """A length of time in one unit, as in ``About an hour`` or ``3 weeks``."""
     whole = int(seconds)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from puna.cli.format import human_number
+from puna.api.parameter_count import human_number
 from puna.cli.table import table
 
 _EXCERPT_LINES = 2

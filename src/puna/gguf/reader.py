@@ -13,9 +13,10 @@ import os
 import stat
 import struct
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -36,6 +37,8 @@ MAX_DIMENSIONS = 4
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+_DESCRIPTIONS = tuple(struct.Struct(f"<{n_dims}QIQ") for n_dims in range(MAX_DIMENSIONS + 1))  # shape, type, offset
+_TYPES = {int(kind): (kind.block_size, kind.block_bytes, kind) for kind in TensorType}
 _SMALLEST_KEY = 8 + 4 + 1  # an empty name, the type, one byte of value
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8  # an empty name, no dimensions, the type, the offset
 _LEGACY_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg", b"GGLA", b"GGML", b"GGJT")
@@ -69,7 +72,7 @@ class GGUFFile:
         self.alignment = _alignment(head, self.metadata)
         described = head.tensors(n_tensors)
         self.data_offset = head.position + (-head.position % self.alignment if described else 0)
-        self.tensors = {name: self._place(head, parts) for name, parts in described.items()}
+        self.tensors = self._placed(head, described)
         self._check_overlaps()
 
     @classmethod
@@ -111,28 +114,31 @@ class GGUFFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _place(self, head: _Parser, parts: _Description) -> TensorInfo:
-        offset = self.data_offset + parts.offset
-        if parts.offset % self.alignment:
-            head.fail(f"tensor {parts.name!r}: offset {parts.offset} is not a multiple of {self.alignment}", parts.position)
-        if offset + parts.n_bytes > self.size:
-            head.fail(
-                f"tensor {parts.name!r}: its data (bytes {offset} to {offset + parts.n_bytes}) reaches beyond the file "
-                f"({self.size} bytes); the file is truncated or damaged",
-                parts.position,
-            )
-        return TensorInfo(parts.name, parts.shape, parts.type, offset, parts.n_bytes)
+    def _placed(self, head: _Parser, described: dict[str, _Description]) -> dict[str, TensorInfo]:
+        begin, size, mask = self.data_offset, self.size, self.alignment - 1
+        placed: dict[str, TensorInfo] = {}
+        for name, shape, kind, offset, n_bytes, position in described.values():
+            if offset & mask:
+                head.fail(f"tensor {name!r}: offset {offset} is not a multiple of {self.alignment}", position)
+            at = begin + offset
+            if at + n_bytes > size:
+                head.fail(
+                    f"tensor {name!r}: its data (bytes {at} to {at + n_bytes}) reaches beyond the file ({size} bytes); "
+                    "the file is truncated or damaged",
+                    position,
+                )
+            placed[name] = TensorInfo(name, shape, kind, at, n_bytes)
+        return placed
 
     def _check_overlaps(self) -> None:
         end, before = 0, ""
-        for info in sorted(self.tensors.values(), key=lambda info: info.offset):
+        for info in sorted(self.tensors.values(), key=attrgetter("offset")):
             if info.offset < end:
                 raise FileFormatError(f"{self.path}: tensors {before!r} and {info.name!r} overlap at byte {info.offset}")
             end, before = info.offset + info.n_bytes, info.name
 
 
-@dataclass(frozen=True, slots=True)
-class _Description:
+class _Description(NamedTuple):
     name: str
     shape: tuple[int, ...]
     type: TensorType
@@ -267,14 +273,42 @@ class _Parser:
             self.fail(f"item {wrong[0]} of key {key!r} is a boolean that is neither 0 nor 1", begin + int(wrong[0]))
 
     def tensors(self, count: int) -> dict[str, _Description]:
+        """Read the descriptions; one in which anything is unusual is read anew, step by step, by who can say what."""
         found: dict[str, _Description] = {}
         for index in range(count):
             begin = self.position
-            name = self.text(f"the name of tensor {index}", MAX_NAME_BYTES)
-            if name in found:
-                self.fail(f"tensor {name!r} appears twice", begin)
-            found[name] = self.tensor(name, begin)
+            description = self.sound_tensor(begin)
+            if description is None or description.name in found:
+                self.position = begin
+                name = self.text(f"the name of tensor {index}", MAX_NAME_BYTES)
+                if name in found:
+                    self.fail(f"tensor {name!r} appears twice", begin)
+                description = self.tensor(name, begin)
+            found[description.name] = description
         return found
+
+    def sound_tensor(self, begin: int) -> _Description | None:
+        """The description that begins here, with the position moved behind it; None when there is none without fault."""
+        source = self.source
+        try:
+            (length,) = _U64.unpack_from(source, begin)
+            if length > MAX_NAME_BYTES:
+                return None
+            end = begin + 8 + length
+            name = source[begin + 8 : end].decode()
+            (n_dims,) = _U32.unpack_from(source, end)
+            rest = _DESCRIPTIONS[n_dims]
+            *extents, number, offset = rest.unpack_from(source, end + 4)
+            block_size, block_bytes, kind = _TYPES[number]
+        except (struct.error, LookupError, UnicodeDecodeError):
+            return None
+        shape, n_elements = tuple(extents), math.prod(extents)
+        if not 0 < n_elements < 1 << 63 or (extents and extents[0] % block_size):
+            return None
+        if not extents and block_size > 1:
+            return None
+        self.position = end + 4 + rest.size
+        return _Description(name, shape, kind, offset, n_elements // block_size * block_bytes, begin)
 
     def tensor(self, name: str, begin: int) -> _Description:
         what = f"tensor {name!r}"

@@ -9,8 +9,10 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from puna.errors import NotFound
+from puna.api.parameter_count import human_number
+from puna.errors import NotFound, StoreError
 from puna.gguf.reader import GGUFFile
+from puna.store.files import is_absent
 
 # general.file_type, as llama.cpp numbers them
 FILE_TYPES = {
@@ -76,23 +78,17 @@ class FileDetails:
         return human_number(self.n_parameters)
 
 
-def human_number(count: int) -> str:
-    """A number of parameters as people say it: 7B, 8.0B, 134.52M, 26K."""
-    for unit, name, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
-        if count >= unit:
-            return f"{count // unit}{name}" if count % unit == 0 else f"{count / unit:.{digits}f}{name}"
-    return str(count)
-
-
 def read_details(path: Path) -> FileDetails:
     """The facts of one file.
 
-    Errors: NotFound; FileFormatError when it is no sound GGUF file.
+    Errors: NotFound; StoreError when it cannot be read; FileFormatError when it is no sound GGUF file.
     """
     try:
         found = path.stat()
     except OSError as error:
-        raise NotFound(f"{path}: {error.strerror}") from error
+        if is_absent(path, error):
+            raise NotFound(f"{path}: {error.strerror}") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     return _read(path, found.st_size, found.st_mtime_ns)
 
 

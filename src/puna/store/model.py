@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from puna.errors import FileFormatError, NotFound, UnsupportedModel
+from puna.errors import FileFormatError, NotFound, StoreError, UnsupportedModel
 from puna.store.capabilities import capabilities
 from puna.store.config import ModelConfig
 from puna.store.details import FileDetails, read_details
@@ -49,14 +49,14 @@ class StoredModel:
             raise UnsupportedModel(f"{self.name} has no weights here: it stands for a model on another server")
         return self.weights_path
 
-    @functools.cached_property
+    @property
     def file(self) -> FileDetails | None:
-        """Facts from the model file; None when there is none or it cannot be read."""
+        """Facts from the model file; None when there is none, or when it cannot be read now."""
         if self.weights_path is None:
             return None
         try:
             return read_details(self.weights_path)
-        except (NotFound, FileFormatError):
+        except (NotFound, FileFormatError, StoreError):
             return None
 
     @property
@@ -64,9 +64,17 @@ class StoredModel:
         """The Jinja template inside the model file, or nothing."""
         return self.file.chat_template if self.file else ""
 
-    @functools.cached_property
+    @property
     def capabilities(self) -> list[str]:
-        return capabilities(self.file, self.template, self.config, has_projector=bool(self.projector_paths))
+        """What the model can do; found out once, but not while its file cannot be read."""
+        return self._capabilities if self.file is not None else self._judged(None)
+
+    @functools.cached_property
+    def _capabilities(self) -> list[str]:
+        return self._judged(self.file)
+
+    def _judged(self, file: FileDetails | None) -> list[str]:
+        return capabilities(file, self.template, self.config, has_projector=bool(self.projector_paths))
 
     @property
     def family(self) -> str:

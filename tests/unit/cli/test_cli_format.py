@@ -9,7 +9,6 @@ from puna.cli.format import (
     human_bytes,
     human_duration,
     human_expiry,
-    human_number,
     human_time,
     parse_time,
     processor,
@@ -36,23 +35,6 @@ NOW = datetime(2026, 8, 22, 12, 0, tzinfo=UTC)
 )
 def test_bytes(n_bytes: int, text: str) -> None:
     assert human_bytes(n_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (12_400, "12K"),
-        (500_500_000, "500.50M"),
-        (134_515_008, "134.52M"),
-        (22_000_000, "22M"),
-        (7_000_000_000, "7B"),
-        (8_030_261_248, "8.0B"),
-    ],
-)
-def test_numbers(count: int, text: str) -> None:
-    assert human_number(count) == text
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from puna.errors import FileFormatError, NotFound
+from puna.gguf import reader
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType, ValueType
 from puna.gguf.writer import GGUFWriter
@@ -228,3 +229,26 @@ def test_text_that_looks_like_lengths(tmp_path: Path) -> None:
     strings = decoys * 200
     content = assemble([ARCHITECTURE, array("x", ValueType.STRING, len(strings), b"".join(map(string, strings)))])
     assert list(read_model(tmp_path, content).metadata["x"].iter_bytes()) == strings
+
+
+def test_sound_descriptions_are_read_at_once_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may have a hundred thousand tensors; what is read step by step is only what something is wrong with."""
+    shapes = [([], TensorType.F32), ([3], TensorType.F16), ([64, 2], TensorType.Q4_0), ([32, 1, 2], TensorType.I32)]
+    shapes += [([256, 1, 1, 2], TensorType.Q6_K), ([1] * 4, TensorType.F64)]
+    tensors = [tensor(f"t.{i}.é", *shapes[i % len(shapes)], offset=i * 512) for i in range(200)]
+    content = assemble([ARCHITECTURE], tensors=tensors, data=bytes(200 * 512))
+    n_slow = 0
+    step_by_step = reader._Parser.tensor
+
+    def counted(self: reader._Parser, name: str, begin: int) -> reader._Description:
+        nonlocal n_slow
+        n_slow += 1
+        return step_by_step(self, name, begin)
+
+    monkeypatch.setattr(reader._Parser, "tensor", counted)
+    fast = read_model(tmp_path, content).tensors
+    assert n_slow == 0
+    monkeypatch.setattr(reader._Parser, "sound_tensor", lambda self, begin: None)
+    assert read_model(tmp_path, content).tensors == fast
+    assert n_slow == len(fast) == 200
+    assert fast["t.2.é"].n_bytes == 64 * 2 // 32 * 18

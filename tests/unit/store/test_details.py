@@ -5,17 +5,21 @@ from typing import Any
 
 import pytest
 
+from puna.api.parameter_count import human_number
 from puna.errors import FileFormatError, NotFound
 from puna.store.capabilities import capabilities
 from puna.store.config import ModelConfig
-from puna.store.details import FileDetails, human_number, read_details
+from puna.store.details import FileDetails, read_details
 from tests.unit.store.gguf_files import JINJA, write_model
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
     [
+        (0, "0"),
         (999, "999"),
+        (12_400, "12K"),
+        (22_000_000, "22M"),
         (26_000, "26K"),
         (500_500_000, "500.50M"),
         (134_515_008, "134.52M"),

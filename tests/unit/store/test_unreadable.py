@@ -144,6 +144,19 @@ def test_blobs_that_cannot_be_read_are_not_missing(store: Store, victim: list[Pa
             store.blobs.n_bytes(model.model_path.name)
 
 
+@pytest.mark.parametrize("operation", ["stat", "open"])
+def test_a_model_file_that_cannot_be_read_for_a_moment(store: Store, victim: list[Path], operation: str) -> None:
+    """What is found out then is not remembered."""
+    path = store.get("victim").model_path
+    os.utime(path, (1e9 + 1, 1e9 + 1))
+    model = Store(store.root).get("victim")
+    with failing(operation, path, errno.EMFILE):
+        assert model.file is None
+        assert model.capabilities == []
+    assert model.file is not None
+    assert model.capabilities == ["completion"]
+
+
 def test_a_folder_of_blobs_that_cannot_be_listed(store: Store, victim: list[Path]) -> None:
     with failing("listdir", store.blobs.folder, errno.EIO):
         store.prune()

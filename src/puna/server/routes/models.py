@@ -84,7 +84,9 @@ async def show_model(request: Request) -> Response:
         is_file = caller.is_local and file.is_path(body.reference)
         model = caller.store.from_file(body.reference) if is_file else caller.store.get(body.reference)
         engine = _engine(request.app.state, model)
-        return show(model, verbose=body.verbose, system=body.system, engine=engine).model_dump(mode="json")
+        found = show(model, verbose=body.verbose, system=body.system, engine=engine)
+        fields = found.model_dump(mode="json", exclude={"tensors"})
+        return {**fields, "tensors": found.tensors}  # as they are: there may be a hundred thousand
 
     reply = await to_thread.run_sync(shown)
     if request.headers.get("user-agent", "").startswith(COPILOT):
