@@ -15,6 +15,7 @@ from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.model.registry import open_model
 from puna.native.ggml import TYPE_F16
+from puna.native.kernels.library import wanted
 from puna.runner.step import Forward
 from puna.wire import DeviceLayers
 
@@ -35,8 +36,17 @@ class PunaEngine:
         builds_ahead: bool = False,
         adapters: Sequence[Any] = (),
         layers: Sequence[DeviceLayers] = (),
+        use_kernels: bool | None = None,
     ) -> None:
-        self.backend = GGMLBackend(path, n_threads=n_threads, flash_attention=flash_attention, adapters=adapters, layers=layers)
+        """*use_kernels* None: as the setting says."""
+        self.backend = GGMLBackend(
+            path,
+            n_threads=n_threads,
+            flash_attention=flash_attention,
+            adapters=adapters,
+            layers=layers,
+            kernels=wanted(use_kernels),
+        )
         self.limits = Limits(n_sequences, n_ctx, n_batch)
         self.model = open_model(self.backend.file, self.backend, n_ctx)
         self.cache = self.model.make_cache(self.backend, self.limits, DType(cache_type))

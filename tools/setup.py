@@ -29,6 +29,7 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / ".ready"
 LOG = VENV / "setup.log"
 CONSTRAINTS = ROOT / "constraints.txt"
+KERNELS = ROOT / "src" / "puna" / "native" / "kernels"  # compiled by the package's own build
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "puna"
 
 PACKAGE = "llama-cpp-python"
@@ -292,10 +293,16 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
+def build_inputs() -> list[Path]:
+    """Files that call for another installation when they change."""
+    kernels = sorted([*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h"), KERNELS / "build.py"])
+    return [ROOT / "pyproject.toml", ROOT / "setup.py", CONSTRAINTS, Path(__file__), *kernels]
+
+
 def setup() -> None:
     cpu = processor()
     compiler = find_compiler(os.environ)
-    inputs = digest([path.read_text() for path in (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__))])
+    inputs = digest([path.read_text() for path in build_inputs()])
     wanted: dict[str, Any] = {"inputs": inputs, "cpu": cpu.key}
     environ: Mapping[str, str] = os.environ
     version = pinned(PACKAGE)
@@ -324,7 +331,7 @@ def install(version: str, wanted: Mapping[str, Any], environ: Mapping[str, str])
         command = pip("install", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
         run(command, "Installing the tensor library…", os.environ, next_step=f"If the wheel is damaged, remove {wheel}.")
     command = pip(*constrained, "--build-constraint", str(CONSTRAINTS), "--editable", ".", "--group", "dev")
-    run(command, "Installing Puna and its dependencies…", os.environ, next_step=offline)
+    run(command, "Installing Puna, its dependencies and its matrix products, up to a minute…", os.environ, next_step=offline)
     STAMP.write_text(json.dumps(wanted))
 
 

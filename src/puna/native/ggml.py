@@ -8,7 +8,7 @@ from functools import cache
 from puna.native.library import Functions, opened
 
 # enum ggml_type: those the engine itself creates or converts to; files may hold any (puna.gguf.types).
-TYPE_F32, TYPE_F16, TYPE_Q4_0, TYPE_Q8_0, TYPE_I32, TYPE_I64, TYPE_BF16 = 0, 1, 2, 8, 26, 27, 30
+TYPE_F32, TYPE_F16, TYPE_Q4_0, TYPE_Q8_0, TYPE_I8, TYPE_I32, TYPE_I64, TYPE_BF16 = 0, 1, 2, 8, 24, 26, 27, 30
 TYPE_COUNT = 43
 
 STATUS_SUCCESS, STATUS_ABORTED = 0, 1
@@ -16,6 +16,7 @@ BUFFER_USAGE_WEIGHTS = 1
 DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, DEVICE_TYPE_ACCEL = 0, 1, 2, 3
 ROPE_TYPE_NORMAL, ROPE_TYPE_NEOX = 0, 2
 PREC_F32 = 10
+ALL_THREADS = -1  # GGML_N_TASKS_MAX
 MAX_NAME = 64
 
 
@@ -185,6 +186,7 @@ SHORT = {
     "ggml_get_rows": "p ppp",
     "ggml_set_rows": "p pppp",
     "ggml_argsort_top_k": "p ppi",
+    "ggml_custom_4d": "p pillllpipip",
     # devices, buffers, backends
     "ggml_backend_dev_count": "z ",
     "ggml_backend_dev_get": "p z",

@@ -15,9 +15,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from puna.native.ggml import (
     ggml,
     ggml_type_traits,
 )
+from puna.native.kernels.library import PLACE, is_compiled, kernels
 from puna.native.library import opened
 
 N_INPUTS, N_OUTPUTS = 512, 64  # whole blocks and whole tiles of every format
@@ -47,7 +48,7 @@ Floats = NDArray[np.float32]
 
 
 @contextlib.contextmanager
-def _context() -> Iterator[int]:
+def described() -> Iterator[int]:
     g = ggml()
     context = structs.new_context(16 * g.ggml_tensor_overhead() + g.ggml_graph_overhead_custom(16, False))
     try:
@@ -57,7 +58,7 @@ def _context() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _allocated(context: int, buffer_type: int) -> Iterator[int]:
+def allocated(context: int, buffer_type: int) -> Iterator[int]:
     """Memory for all tensors of a context."""
     g = ggml()
     buffer = g.ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type)
@@ -125,7 +126,7 @@ def random_weights(tensor_type: int, n_elements: int) -> tuple[NDArray[np.uint8]
     return data, decode(tensor_type, data, n_elements)
 
 
-class _Cpu:
+class Cpu:
     """The CPU device with a backend to compute on."""
 
     def __init__(self) -> None:
@@ -141,7 +142,7 @@ class _Cpu:
         g = ggml()
         empty = g.ggml_backend_buft_alloc_buffer(buffer_type, 0)
         try:
-            with _context() as context:
+            with described() as context:
                 weights, product, _ = _experts(context, tensor_type) if experts else _plain(context, tensor_type, 1)
                 structs.set_buffer(weights, empty)
                 answer = bool(g.ggml_backend_dev_supports_op(self.device, product))
@@ -156,18 +157,18 @@ class _Cpu:
         n_matrices = N_EXPERTS if n_columns is None else 1
         data, values = random_weights(tensor_type, n_matrices * N_INPUTS * N_OUTPUTS)
         matrices = values.reshape(n_matrices, N_OUTPUTS, N_INPUTS).astype(np.float64)
-        with _context() as stored, _context() as computed:
+        with described() as stored, described() as computed:
             if n_columns is None:
                 weights, product, inputs = _experts(stored, tensor_type, computed)
-                x, ids = _random_inputs((N_TOKENS, N_USED, N_INPUTS)), _chosen_experts()
+                x, ids = random_inputs((N_TOKENS, N_USED, N_INPUTS)), _chosen_experts()
                 expected = np.einsum("tuoi,tui->tuo", matrices[ids], x)
                 contents: list[NDArray[Any]] = [x, ids]
             else:
                 weights, product, inputs = _plain(stored, tensor_type, n_columns, computed)
-                x = _random_inputs((n_columns, N_INPUTS))
+                x = random_inputs((n_columns, N_INPUTS))
                 expected = x @ matrices[0].T
                 contents = [x]
-            with _allocated(stored, buffer_type) as buffer, _allocated(computed, self.plain):
+            with allocated(stored, buffer_type) as buffer, allocated(computed, self.plain):
                 g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
                 g.ggml_backend_tensor_set(weights, data.ctypes.data, 0, data.nbytes)
                 for tensor, content in zip(inputs, contents, strict=True):
@@ -201,7 +202,7 @@ def _experts(stored: int, tensor_type: int, computed: int | None = None) -> tupl
     return weights, g.ggml_mul_mat_id(computed, weights, x, ids), [x, ids]
 
 
-def _random_inputs(shape: tuple[int, ...]) -> Floats:
+def random_inputs(shape: tuple[int, ...]) -> Floats:
     return np.random.default_rng(shape[0]).standard_normal(shape, np.float32)
 
 
@@ -210,7 +211,7 @@ def _chosen_experts() -> NDArray[np.int32]:
     return np.ascontiguousarray((token + 2 * slot) % N_EXPERTS, np.int32)
 
 
-def _check(cpu: _Cpu, buffer_type: int, tensor_type: int) -> dict[str, Any]:
+def _check(cpu: Multiplier, buffer_type: int, tensor_type: int) -> dict[str, Any]:
     cases: dict[str, int | None] = {f"{n} column{'s' if n > 1 else ''}": n for n in COLUMNS}
     if cpu.supports(buffer_type, tensor_type, experts=True):
         cases["experts"] = None
@@ -223,25 +224,43 @@ def _check(cpu: _Cpu, buffer_type: int, tensor_type: int) -> dict[str, Any]:
     return {"status": "ok", "error": worst}
 
 
-def check(only_buffer_type: str | None = None, only_tensor_type: str | None = None) -> Iterator[dict[str, Any]]:
-    """Lines for every combination asked for."""
-    cpu = _Cpu()
+class Multiplier(Protocol):
+    """What multiplies weights that lie in memory of some kind."""
+
+    def supports(self, buffer_type: int, tensor_type: int, *, experts: bool) -> bool: ...
+    def error(self, buffer_type: int, tensor_type: int, n_columns: int | None) -> float: ...
+
+
+def check(
+    only_buffer_type: str | None = None, only_tensor_type: str | None = None, own: Callable[[Cpu], Multiplier] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Lines for every combination asked for; *own* are Puna's products, as if their packed weights were a kind of memory."""
+    cpu = Cpu()
     types = weight_types()
-    yield {"library": {"version": opened().version, "buffer_types": list(cpu.buffer_types), "tensor_types": list(types)}}
+    places: dict[str, tuple[Multiplier, int]] = {name: (cpu, address) for name, address in cpu.buffer_types.items()}
+    if own:
+        places[PLACE] = (own(cpu), 0)
+    yield {"library": {"version": opened().version, "buffer_types": list(places), "tensor_types": list(types)}}
     supported: list[tuple[str, str]] = []
-    for buffer_type, address in cpu.buffer_types.items():
+    for buffer_type, (multiplier, address) in places.items():
         for tensor_type, number in types.items():
             if only_buffer_type not in (None, buffer_type) or only_tensor_type not in (None, tensor_type):
                 continue
-            if cpu.supports(address, number, experts=False):
+            if multiplier.supports(address, number, experts=False):
                 supported.append((buffer_type, tensor_type))
             else:
                 yield {"buffer_type": buffer_type, "tensor_type": tensor_type, "status": "unsupported"}
     for buffer_type, tensor_type in supported:
         yield {"buffer_type": buffer_type, "tensor_type": tensor_type, "status": "trying"}
-        answer = _check(cpu, cpu.buffer_types[buffer_type], types[tensor_type])
+        answer = _check(*places[buffer_type], types[tensor_type])
         yield {"buffer_type": buffer_type, "tensor_type": tensor_type, **answer}
     yield {"finished": True}
+
+
+def own_products(cpu: Cpu) -> Multiplier:
+    from puna.native.kernels.trial import OwnProducts
+
+    return OwnProducts(cpu, kernels())
 
 
 def main() -> None:
@@ -250,7 +269,8 @@ def main() -> None:
     parser.add_argument("--tensor-type")
     arguments = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin would take seconds where other processes compute
-    for line in check(arguments.buffer_type, arguments.tensor_type):
+    own = own_products if is_compiled() else None
+    for line in check(arguments.buffer_type, arguments.tensor_type, own):
         print(json.dumps(line), flush=True)
 
 

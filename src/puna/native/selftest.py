@@ -27,6 +27,8 @@ from typing import Any, Literal
 
 from puna.errors import NativeLibraryError
 from puna.native import cpu
+from puna.native.kernels.build import LIBRARY
+from puna.native.kernels.library import FORCED
 from puna.native.library import PACKAGE, library_dir
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "puna.native.products")
 PLAIN = "CPU"
 TIMEOUT_S = 60.0
-_FORMAT = 1  # of the cached file, and of what is tested
+_FORMAT = 2  # of the cached file, and of what is tested
 _SHOWN_STDERR_CHARS = 300
 
 Status = Literal["ok", "unsupported", "broken"]
@@ -112,8 +114,8 @@ def verdict(cache_dir: Path | None = None, command: Sequence[str] = COMMAND) -> 
 
 
 def _key(folder: Path, command: Sequence[str]) -> str:
-    parts = [str(_FORMAT), PACKAGE, cpu.model().key, *command]
-    for path in sorted(folder.iterdir()):
+    parts = [str(_FORMAT), PACKAGE, cpu.model().key, *command, os.environ.get(FORCED, "")]
+    for path in sorted([*folder.iterdir(), *([LIBRARY] if LIBRARY.exists() else [])]):
         stat = path.stat()
         parts += [path.name, str(stat.st_size), str(stat.st_mtime_ns)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]

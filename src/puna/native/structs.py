@@ -28,6 +28,11 @@ def type_of(tensor: int) -> int:
     return int(ggml_tensor.from_address(tensor).type)
 
 
+def data_of(tensor: int) -> int:
+    """Where the tensor's bytes are; 0 while it has no memory."""
+    return ggml_tensor.from_address(tensor).data or 0
+
+
 def buffer_of(tensor: int) -> int:
     return ggml_tensor.from_address(tensor).buffer or 0
 

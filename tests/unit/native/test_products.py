@@ -12,8 +12,8 @@ TYPES = products.weight_types()
 
 
 @pytest.fixture(scope="module")
-def cpu() -> products._Cpu:
-    return products._Cpu()
+def cpu() -> products.Cpu:
+    return products.Cpu()
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))
@@ -31,7 +31,7 @@ def test_formats_of_activations_are_not_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["f32", "q4_K", "q8_0"])
-def test_one_wrong_row_of_weights_is_noticed(cpu: products._Cpu, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_one_wrong_row_of_weights_is_noticed(cpu: products.Cpu, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     genuine = products.random_weights
 
     def with_a_wrong_row(tensor_type: int, n_elements: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
@@ -47,8 +47,8 @@ def test_one_wrong_row_of_weights_is_noticed(cpu: products._Cpu, monkeypatch: py
     assert "wrong result with" in answer["reason"]
 
 
-def test_a_result_that_is_not_a_number_is_broken(cpu: products._Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products._Cpu, "error", lambda *_: float("nan"))
+def test_a_result_that_is_not_a_number_is_broken(cpu: products.Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products.Cpu, "error", lambda *_: float("nan"))
     assert products._check(cpu, cpu.plain, TYPES["f32"])["status"] == "broken"
 
 

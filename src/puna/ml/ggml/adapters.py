@@ -10,7 +10,6 @@ from puna.errors import UnsupportedModel
 from puna.gguf import lora
 from puna.gguf.reader import GGUFFile
 from puna.ml.backend import LowRank, Use
-from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.ggml.weights import Weights
 
 _NODES_PER_CHANGE = 4  # two products, the scale, the sum
@@ -57,7 +56,7 @@ class Adapters:
         self._asked.add(name)
         up_use = Use.MATRIX if use is Use.ROWS else use
         return [
-            LowRank(GGMLTensor(weights.tensor(c.down.name, use)), GGMLTensor(weights.tensor(c.up.name, up_use)), c.scale)
+            LowRank(weights.tensor(c.down.name, use), weights.tensor(c.up.name, up_use), c.scale)
             for c, weights, _ in self._changes.get(name, ())
         ]
 

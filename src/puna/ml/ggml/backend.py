@@ -18,11 +18,13 @@ from puna.ml.ggml.adapters import Adapters
 from puna.ml.ggml.devices import Device, cpu, devices
 from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.joined import parts_of
+from puna.ml.ggml.packed import Packer
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.ggml.weights import Weights
 from puna.ml.tensor import DType
 from puna.native import structs
 from puna.native.ggml import ggml
+from puna.native.kernels.library import Kernels
 from puna.wire import DeviceLayers, DeviceMemory, MemoryReport
 
 # Storage below this is zeroed by hand; larger blocks come from the system as zero pages that take no memory until used.
@@ -34,7 +36,8 @@ class GGMLBackend:
 
     A file that is open already stays open when the backend is closed.
 
-    *allows* may veto a special buffer type for a tensor type: ``allows("CPU_REPACK", "q4_K")``.
+    *allows* may veto a special buffer type for a tensor type: ``allows("CPU_REPACK", "q4_K")``. With *kernels*, matrices are
+    packed for Puna's own products where all layers are on the CPU.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class GGMLBackend:
         allows: Callable[[str, str], bool] = lambda _buffer_type, _tensor_type: True,
         adapters: Sequence[str | Path] = (),
         flash_attention: bool = True,
+        kernels: Kernels | None = None,
     ) -> None:
         self._flash_attention = flash_attention
         self._storage_contexts: dict[int, int] = {}  # by device
@@ -66,8 +70,10 @@ class GGMLBackend:
             def device_of(layer: int) -> Device:
                 return cpu() if layer < 0 else assignment[layer]
 
+            self._packer = packer = Packer(kernels, allows) if kernels and all(d.is_cpu for d in assignment) else None
+
             def place(opened: GGUFFile) -> Weights:
-                return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows)
+                return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows, packer=packer)
 
             self._device_of = device_of
             self._weights = place(self.file)
@@ -124,7 +130,7 @@ class GGMLBackend:
         return name in self.file.tensors
 
     def tensor(self, name: str, use: Use) -> GGMLTensor:
-        return GGMLTensor(self._weights.tensor(name, use))
+        return self._weights.tensor(name, use)
 
     def joined(self, names: Sequence[str]) -> list[GGMLTensor] | None:
         if any(self._adapters.change(name) for name in names):
@@ -205,11 +211,14 @@ class GGMLBackend:
 
     def context(self, max_nodes: int) -> GGMLContext:
         """Only one context of each size may be in use."""
-        max_nodes += self._adapters.max_nodes
+        max_nodes += self._adapters.max_nodes + (self._packer.max_nodes if self._packer else 0)
         if max_nodes not in self._arenas:
             self._arenas[max_nodes] = np.empty(GGMLContext.arena_bytes(max_nodes) + 1024, np.uint8)
         scheduler, arena = self._scheduler_for(max_nodes), self._arenas[max_nodes]
-        return GGMLContext(scheduler, max_nodes, arena, has_flash_attention=self._flash_attention)
+        context = GGMLContext(scheduler, max_nodes, arena, has_flash_attention=self._flash_attention)
+        if self._packer:
+            self._packer.roundings.begin(context.address)
+        return context
 
     def reserve_sizes(self, context: Any) -> list[int]:
         """Bytes of working memory per device that a graph needs, without taking them."""

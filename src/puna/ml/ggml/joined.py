@@ -10,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from puna.ml.ggml.tensor import GGMLTensor
-from puna.native.ggml import ggml
 
 
 class Whole:
     """The product that the parts share: of one input in one graph, for each part once."""
 
-    def __init__(self, address: int) -> None:
-        self.address = address
+    def __init__(self, matrix: GGMLTensor) -> None:
+        self.matrix = matrix
         self._input = (0, 0)  # graph and tensor
-        self._product = 0
+        self._product = GGMLTensor(0)
         self._served: set[int] = set()
 
-    def product(self, x: GGMLTensor, part: int) -> int:
+    def product(self, x: GGMLTensor, part: int) -> GGMLTensor:
         # Graphs are built at the same addresses again and again: a part that asks twice is at the next product.
         if self._input != (x.graph, x.address) or part in self._served:
-            self._product = ggml().ggml_mul_mat(x.graph, self.address, x.address)
+            self._product = self.matrix.mul_mat(x)
             self._input = (x.graph, x.address)
             self._served.clear()
         self._served.add(part)
@@ -38,7 +37,7 @@ class Part(GGMLTensor):
     __slots__ = ("_begin", "_shape", "_whole")
 
     def __init__(self, whole: Whole, begin: int, shape: tuple[int, int, int, int]) -> None:
-        super().__init__(whole.address)
+        super().__init__(whole.matrix.address)
         self._whole = whole
         self._begin = begin
         self._shape = shape
@@ -48,13 +47,13 @@ class Part(GGMLTensor):
         return self._shape
 
     def mul_mat(self, x: GGMLTensor) -> GGMLTensor:
-        product = GGMLTensor(self._whole.product(x, self._begin), x.graph)
+        product = self._whole.product(x, self._begin)
         _, *lengths = product.shape
         return product.view((self._shape[1], *lengths), product.strides[1:], 4 * self._begin)
 
 
-def parts_of(whole: int, shapes: Sequence[tuple[int, ...]]) -> list[GGMLTensor]:
-    """Handles on the matrices [n_in, n_out] that lie one after another in the tensor at *whole*."""
+def parts_of(whole: GGMLTensor, shapes: Sequence[tuple[int, ...]]) -> list[GGMLTensor]:
+    """Handles on the matrices [n_in, n_out] that lie one after another in *whole*."""
     common, parts, begin = Whole(whole), [], 0
     for n_in, n_out in shapes:
         parts.append(Part(common, begin, (n_in, n_out, 1, 1)))

@@ -1,8 +1,8 @@
 """A model file's tensors in memory: where each goes, how many bytes that takes, and reading them.
 
 A tensor that may stay as the file has it is a page of the mapped file, unless the file is small: then it is read into
-huge pages. A matrix that the CPU multiplies faster in another order (buffer types AMX and CPU_REPACK) is converted while
-it is read, so it is a copy. Tensors of layers on a GPU are copied there.
+huge pages. A matrix that the CPU multiplies faster in another order (Puna's own, or the buffer types AMX and CPU_REPACK)
+is converted while it is read, so it is a copy. Tensors of layers on a GPU are copied there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import numpy.typing as npt
 
 from puna.errors import LoadError, MissingTensors, OutOfMemory
 from puna.gguf.reader import GGUFFile, TensorInfo
-from puna.gguf.types import TensorType
 from puna.ml.backend import Use
 from puna.ml.ggml.devices import BufferType, Device, cpu, widen_pages
+from puna.ml.ggml.packed import Packer
+from puna.ml.ggml.support import four, supports
+from puna.ml.ggml.tensor import GGMLTensor
 from puna.native import structs
-from puna.native.ggml import BUFFER_USAGE_WEIGHTS, TYPE_F32, TYPE_I32, ggml
+from puna.native.ggml import BUFFER_USAGE_WEIGHTS, ggml
 from puna.native.pages import can_be_huge
 
 log = logging.getLogger(__name__)
@@ -52,9 +54,13 @@ class Weight:
     use: Use
     layer: int
     buffer_type: BufferType
-    address: int  # of the ggml_tensor
+    tensor: GGMLTensor
     is_mapped: bool
     n_bytes: int  # in memory, with the buffer type's padding
+
+    @property
+    def address(self) -> int:
+        return self.tensor.address
 
     @property
     def file_bytes(self) -> int:
@@ -80,31 +86,36 @@ class Weights:
         *,
         use_mmap: bool | None,
         allows: Callable[[str, str], bool],
+        packer: Packer | None = None,
     ) -> None:
-        """*use_mmap* None: only where the file is not small, or the system has no huge pages for what is read."""
+        """*use_mmap* None: only where the file is not small, or the system has no huge pages for what is read.
+
+        With a *packer*, matrices on the CPU are packed for Puna's own products where those take them.
+        """
         self._file = file
         self._n_layers = n_layers
         self._device_of = device_of
         self._use_mmap = use_mmap if use_mmap is not None else file.size > SMALL_FILE_BYTES or not can_be_huge()
         self._allows = allows
-        self._contexts: dict[tuple[int, bool], int] = {}
+        self._packer = packer
+        self._contexts: dict[tuple[BufferType, bool], int] = {}
         self._weights: dict[tuple[str, Use], Weight] = {}
         self._scratch = structs.new_context(1 << 20)
         self._stack = ExitStack()
         self._stack.callback(ggml().ggml_free, self._scratch)
         self._is_allocated = False
 
-    def tensor(self, name: str, use: Use) -> int:
-        """Address of the ggml_tensor for a tensor of the file."""
+    def tensor(self, name: str, use: Use) -> GGMLTensor:
+        """A tensor of the file."""
         key = (name, use)
         if key not in self._weights:
             if name not in self._file.tensors:
                 raise MissingTensors([name])
             self._weights[key] = self._place(self._file.tensors[name], use)
-        return self._weights[key].address
+        return self._weights[key].tensor
 
-    def joined(self, names: Sequence[str]) -> int | None:
-        """Address of one matrix with the rows of all, or None where they are better or necessarily apart."""
+    def joined(self, names: Sequence[str]) -> GGMLTensor | None:
+        """One matrix with the rows of all, or None where they are better or necessarily apart."""
         parts = tuple(self._file.tensors[name] for name in names)
         first = parts[0]
         is_uniform = all(p.type is first.type and len(p.shape) == 2 and p.shape[0] == first.shape[0] for p in parts)
@@ -121,7 +132,7 @@ class Weights:
             return None
         weight = self._described(parts, whole, Use.MATRIX, layer, buffer_type, is_mapped=False)
         self._weights[first.name, Use.MATRIX] = weight
-        return weight.address
+        return weight.tensor
 
     def _place(self, info: TensorInfo, use: Use) -> Weight:
         # Rope factors are vectors that every layer reads; they are small, so the output's device holds them.
@@ -147,54 +158,40 @@ class Weights:
         buffer_type: BufferType,
         is_mapped: bool,
     ) -> Weight:
-        address = self._describe(buffer_type, is_mapped, whole)
-        n_bytes = ggml().ggml_backend_buft_get_alloc_size(buffer_type.address, address)
-        return Weight(parts, use, layer, buffer_type, address, is_mapped, n_bytes)
+        tensor = self._describe(buffer_type, is_mapped, whole)
+        n_bytes = ggml().ggml_backend_buft_get_alloc_size(buffer_type.address, tensor.address)
+        return Weight(parts, use, layer, buffer_type, tensor, is_mapped, n_bytes)
 
     def _best(self, device: Device, info: TensorInfo, use: Use) -> BufferType:
+        if self._packer and device.is_cpu and self._packer.takes(info, use, is_tied=self._is_tied(info)):
+            return self._packer.buffer_type
         for buffer_type in device.buffer_types:
             plain = buffer_type is device.plain
             if not plain and not self._allows(buffer_type.name, info.type.ggml_name):
                 continue
-            if self._supports(device, buffer_type, info, use):
+            if supports(self._scratch, device, buffer_type, info, use):
                 return buffer_type
         raise LoadError(f"{self._file.path}: {device.name} cannot compute with tensor {info.name} of type {info.type.name}")
 
-    def _supports(self, device: Device, buffer_type: BufferType, info: TensorInfo, use: Use) -> bool:
-        g = ggml()
-        g.ggml_reset(self._scratch)
-        weight = g.ggml_new_tensor_4d(self._scratch, int(info.type), *_four(info.shape))
-        if use is Use.MATRIX:
-            n_in, _, *batch = _four(info.shape)
-            other = g.ggml_new_tensor_4d(self._scratch, TYPE_F32, n_in, 512, *batch)
-            node = g.ggml_mul_mat(self._scratch, weight, other)
-        elif use is Use.EXPERTS:
-            other = g.ggml_new_tensor_3d(self._scratch, TYPE_F32, info.shape[0], 1, 512)
-            ids = g.ggml_new_tensor_2d(self._scratch, TYPE_I32, 1, 512)
-            node = g.ggml_mul_mat_id(self._scratch, weight, other, ids)
-        elif use is Use.ROWS:
-            other = g.ggml_new_tensor_1d(self._scratch, TYPE_I32, 512)
-            node = g.ggml_get_rows(self._scratch, weight, other)
-        else:
-            if info.type is not TensorType.F32:
-                return buffer_type is device.plain
-            other = g.ggml_new_tensor_4d(self._scratch, TYPE_F32, *_four(info.shape))
-            node = g.ggml_mul(self._scratch, other, weight)
-        buffer = g.ggml_backend_buft_alloc_buffer(buffer_type.address, 0)
-        structs.set_buffer(weight, buffer)
-        supported = bool(g.ggml_backend_dev_supports_op(device.address, node))
-        g.ggml_backend_buffer_free(buffer)
-        return supported
+    def _is_tied(self, info: TensorInfo) -> bool:
+        """Whether it is the table of embeddings and, there being no other, the output's matrix too."""
+        return info.name == "token_embd.weight" and "output.weight" not in self._file.tensors
 
-    def _describe(self, buffer_type: BufferType, is_mapped: bool, info: TensorInfo) -> int:
+    def _describe(self, buffer_type: BufferType, is_mapped: bool, info: TensorInfo) -> GGMLTensor:
         g = ggml()
-        key = (buffer_type.address, is_mapped)
+        key = (buffer_type, is_mapped)
         if key not in self._contexts:
             # Every tensor of the file may be described here, and twice when it has two uses.
             self._contexts[key] = structs.new_context(2 * len(self._file.tensors) * g.ggml_tensor_overhead() + 4096)
             self._stack.callback(g.ggml_free, self._contexts[key])
-        tensor: int = g.ggml_new_tensor_4d(self._contexts[key], int(info.type), *_four(info.shape))
-        g.ggml_set_name(tensor, info.name.encode()[:63])
+        tensor: GGMLTensor
+        if self._packer and buffer_type is self._packer.buffer_type:
+            matrix = self._packer.matrix(self._packer.describe(self._contexts[key], info), info)
+            self._stack.callback(matrix.free)
+            tensor = matrix
+        else:
+            tensor = GGMLTensor(g.ggml_new_tensor_4d(self._contexts[key], int(info.type), *four(info.shape)))
+        g.ggml_set_name(tensor.address, info.name.encode()[:63])
         return tensor
 
     def measure(self) -> None:
@@ -209,16 +206,15 @@ class Weights:
     def allocate(self) -> None:
         """Errors: OutOfMemory with the bytes that were asked for."""
         g = ggml()
-        for (type_address, is_mapped), context in self._contexts.items():
+        for (buffer_type, is_mapped), context in self._contexts.items():
             if is_mapped:
                 self._map(context)
                 continue
-            buffer = g.ggml_backend_alloc_ctx_tensors_from_buft(context, type_address)
+            buffer = g.ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type.address)
             if not buffer:
-                wanted = sum(w.n_bytes for w in self._placed() if w.buffer_type.address == type_address and not w.is_mapped)
-                name = g.ggml_backend_buft_name(type_address).decode()
-                raise OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of weights in {name}")
-            if any(type_address == buffer_type.address for buffer_type in cpu().buffer_types):
+                wanted = sum(w.n_bytes for w in self._placed() if w.buffer_type is buffer_type and not w.is_mapped)
+                raise OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of weights in {buffer_type.name}")
+            if any(buffer_type.address == known.address for known in cpu().buffer_types):
                 widen_pages(buffer)
             g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
             self._stack.callback(g.ggml_backend_buffer_free, buffer)
@@ -269,6 +265,9 @@ class Weights:
 
     def _copy(self, weight: Weight, pages: npt.NDArray[np.uint8]) -> int:
         g = ggml()
+        if self._packer and weight.buffer_type is self._packer.buffer_type:
+            self._packer.pack(pages.ctypes.data, weight.parts, weight.address)
+            return weight.file_bytes
         if weight.buffer_type is self._device_of(weight.layer).plain:
             target = 0
             for part in weight.parts:
@@ -309,8 +308,3 @@ def _joined(rows: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
     """One after the other, in memory that the system gets back when it is dropped; the heap of a thread would keep it."""
     block = np.frombuffer(mmap.mmap(-1, sum(row.size for row in rows)), np.uint8)
     return np.concatenate(rows, out=block)
-
-
-def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    n0, n1, n2, n3 = (*shape, 1, 1, 1)[:4]
-    return n0, n1, n2, n3

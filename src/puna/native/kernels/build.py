@@ -1,0 +1,137 @@
+"""Compile the library of matrix products, once for each instruction set, into one shared library beside its sources.
+
+Uses the standard library only, so that the package's own build can run it before anything is installed:
+``python -m puna.native.kernels.build`` does it by hand. What is compiled is kept in the user's cache folder under a key of
+sources, compiler and options; it does not depend on the processor, since the library asks for that when it is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+LIBRARY = FOLDER / "libpuna-kernels.so"
+OPTIONS = (
+    *("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off"),
+    *("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 warns of its own headers
+)
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+PORTABLE: Mapping[str, tuple[str, ...]] = {"portable": ()}
+X86_64: Mapping[str, tuple[str, ...]] = {
+    "avx2": _AVX2,
+    "avx_vnni": (*_AVX2, "-mavxvnni"),
+    "avx512": _AVX512,
+    "avx512_vnni": (*_AVX512, "-mavx512vnni"),
+}
+TIMEOUT_S = 600
+
+
+class BuildError(Exception):
+    """The compiler's own words, or that there is none."""
+
+
+def instruction_sets(machine: str = platform.machine()) -> Mapping[str, tuple[str, ...]]:
+    return {**PORTABLE, **(X86_64 if machine in ("x86_64", "AMD64") else {})}
+
+
+def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The C++ compiler as a command; empty where there is none."""
+    wanted = shlex.split(environ.get("CXX", ""))
+    for command in (wanted, ["c++"], ["g++"], ["clang++"]):
+        if command and shutil.which(command[0]):
+            return command
+    return []
+
+
+def sources() -> list[Path]:
+    return sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
+
+
+def key(command: list[str], options: tuple[str, ...]) -> str:
+    """The same key, the same library."""
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
+    sets = sorted(instruction_sets().items())
+    parts = [version, *command, *options, repr(sets), platform.machine(), *platform.libc_ver()]
+    parts += [source.name + "\0" + source.read_text() for source in sources()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def compile_library(target: Path, command: list[str], options: tuple[str, ...] = OPTIONS) -> None:
+    """Errors: BuildError."""
+    with tempfile.TemporaryDirectory(prefix="puna-kernels-") as scratch:
+        units = [
+            (f"{name}.o", "instructions.cpp", (f"-DPUNA_INSTRUCTIONS={name}", *own)) for name, own in instruction_sets().items()
+        ]
+        units += [(f"{name}.o", f"{name}.cpp", ()) for name in ("packing", "nodes")]
+
+        def compiled(unit: tuple[str, str, tuple[str, ...]]) -> str:
+            output, source, own = unit
+            path = os.path.join(scratch, output)
+            _run([*command, *options, *own, "-c", str(FOLDER / source), "-o", path])
+            return path
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = list(pool.map(compiled, units))
+        linked = os.path.join(scratch, target.name)
+        _run([*command, *options, "-shared", *objects, "-o", linked])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Moved there whole: a process that has the old one open keeps it.
+        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as moved, open(linked, "rb") as source:
+            shutil.copyfileobj(source, moved)
+        os.chmod(moved.name, 0o755)
+        os.replace(moved.name, target)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise BuildError(f"{shlex.join(command)}\n{done.stdout}{done.stderr}".strip())
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "puna" / "kernels"
+
+
+def build(target: Path = LIBRARY, cache: Path | None = None) -> Path:
+    """The library at *target*, from the cache or compiled now.
+
+    Errors: BuildError, also where there is no compiler.
+    """
+    command = compiler()
+    if not command:
+        raise BuildError("no C++ compiler was found")
+    kept = (cache or cache_folder()) / key(command, OPTIONS) / LIBRARY.name
+    if not kept.exists():
+        compile_library(kept, command)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(kept, scratch)
+    os.replace(scratch, target)
+    return target
+
+
+def main() -> int:
+    try:
+        print(build())
+    except BuildError as error:
+        print(f"the matrix products were not compiled: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

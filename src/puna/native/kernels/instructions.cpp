@@ -1,0 +1,52 @@
+// Compiled once per instruction set, with the compiler's options for it and PUNA_INSTRUCTIONS as the name.
+#if defined(__AVX512F__)
+#include "lanes_avx512.h"
+#include "rounding_avx2.h"
+#elif defined(__AVX2__)
+#include "lanes_avx2.h"
+#include "rounding_avx2.h"
+#else
+#include "lanes_portable.h"
+#include "rounding_portable.h"
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace puna {
+namespace {
+
+#if defined(__AVX2__)
+// By the processor's own word: bit of a register of leaf 7, and that the system keeps the registers (XCR0).
+bool available() {
+  unsigned a, b, c, d, a1, b1, c1, d1, low, high;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA) || !(c & bit_F16C)) return false;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) return false;
+  const bool avx2 = (b & bit_AVX2) && (low & 6) == 6;
+  const bool avx512 = avx2 && (low & 0xe6) == 0xe6 && (b & bit_AVX512F) && (b & bit_AVX512BW) && (b & bit_AVX512DQ) && (b & bit_AVX512VL);
+#if defined(__AVX512VNNI__)
+  return avx512 && (c & bit_AVX512VNNI);
+#elif defined(__AVX512F__)
+  return avx512;
+#elif defined(__AVXVNNI__)
+  return avx2 && (a1 & (1u << 4));
+#else
+  return avx2;
+#endif
+}
+#else
+bool available() { return true; }
+#endif
+
+#define PUNA_TEXT_OF(name) #name
+#define PUNA_TEXT(name) PUNA_TEXT_OF(name)
+#define PUNA_JOINED_OF(a, b) a##b
+#define PUNA_JOINED(a, b) PUNA_JOINED_OF(a, b)
+
+}  // namespace
+
+extern const Instructions PUNA_JOINED(PUNA_INSTRUCTIONS, _instructions) = {
+    PUNA_TEXT(PUNA_INSTRUCTIONS), available, round_activations<Values>, multiply<Lanes>};
+
+}  // namespace puna

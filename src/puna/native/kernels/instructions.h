@@ -1,0 +1,34 @@
+// What one instruction set offers to the rest of the library.
+#pragma once
+#include <cstdint>
+
+#include "activations.h"
+#include "formats.h"
+
+namespace puna {
+
+// Stripes [begin, end) of a packed matrix times tokens [first, first + n), to y[t * y_stride + row]; the last stripe may have
+// fewer than 16 rows.
+struct Work {
+  const uint8_t* weights;
+  int64_t n_rows, begin, end, first, n;
+  float* y;
+  int64_t y_stride;
+};
+
+struct Instructions {
+  const char* name;
+  bool (*available)();
+  // Token t's values [begin, end), multiples of 256 or 32, at x.
+  void (*round)(Rounding, const float* x, const Activations&, int64_t t, int64_t begin, int64_t end);
+  void (*multiply)(const Format&, const Activations&, const Work&);
+};
+
+constexpr int tokens_at_once = 64;  // the most that multiply takes
+
+extern const Instructions portable_instructions;
+#if defined(__x86_64__)
+extern const Instructions avx2_instructions, avx_vnni_instructions, avx512_instructions, avx512_vnni_instructions;
+#endif
+
+}  // namespace puna

@@ -1,0 +1,130 @@
+"""Puna's own matrix products, where they were compiled: the library, its functions, and the instruction set they run with.
+
+Rows of quantised matrices are packed when they are read; the functions whose names end in ``_node`` are computed by ggml's
+threads inside its graphs (``ggml_custom_4d``). Knows nothing of models, nor of which matrices are worth packing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from functools import cache
+from typing import Any
+
+from puna import settings
+from puna.errors import NativeLibraryError
+from puna.native.ggml import ggml_tensor
+from puna.native.kernels.build import LIBRARY
+from puna.native.library import Functions
+from puna.native.signature import declare
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+
+PLACE = "PUNA"  # beside the names of ggml's kinds of memory, that of matrices packed for these products
+
+# Which instruction set is used, for comparisons; without it the best that the processor has.
+FORCED = "PUNA_KERNEL_INSTRUCTIONS"
+
+SHORT = {
+    "puna_kernels_version": "i ",
+    "puna_tensor_layout": "v p",
+    "puna_instructions": "s i",
+    "puna_has_instructions": "b s",
+    "puna_use_instructions": "b s",
+    "puna_packed_bytes": "l ill",
+    "puna_rounding": "i i",
+    "puna_rounded_bytes": "l ill",
+    "puna_matrix_new": "p ill",
+    "puna_matrix_free": "v p",
+}
+
+LONG = {
+    "puna_pack": "v iplllp",
+    "puna_unpack": "v ipllp",
+    "puna_round": "v ipllp",
+    "puna_multiply": "v ppplp",
+}
+
+NODES = ("puna_round_node", "puna_product_node", "puna_rows_node")
+
+
+class Kernels(Functions):
+    """The library's functions under their own names, and the addresses of those that are nodes."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            short, long = ctypes.PyDLL(path), ctypes.CDLL(path)
+            for library, table in ((short, SHORT), (long, LONG)):
+                for name, signature in table.items():
+                    setattr(self, name, declare(getattr(library, name), signature, {}))
+            self.nodes = {name: ctypes.cast(getattr(short, name), ctypes.c_void_p).value or 0 for name in NODES}
+        except (OSError, AttributeError) as error:
+            raise NativeLibraryError(f"the matrix products cannot be opened: {error}; compile them again: make") from error
+        if self.puna_kernels_version() != VERSION or self._layout() != _expected_layout():
+            raise NativeLibraryError(f"the matrix products in {path} are of another version; compile them again: make")
+        self.instructions = self._select(os.environ.get(FORCED, ""))
+
+    def _layout(self) -> list[int]:
+        found = (ctypes.c_int64 * 6)()
+        self.puna_tensor_layout(ctypes.addressof(found))
+        return list(found)
+
+    def known(self) -> list[str]:
+        """The instruction sets that were compiled, the best first."""
+        names: list[str] = []
+        while (name := self.puna_instructions(len(names))) is not None:
+            names.append(name.decode())
+        return names
+
+    def available(self) -> list[str]:
+        """Those that this processor has."""
+        return [name for name in self.known() if self.puna_has_instructions(name.encode())]
+
+    def _select(self, wanted: str) -> str:
+        """Errors: NativeLibraryError when this processor does not have what was asked for."""
+        available = self.available()
+        name = wanted or available[0]
+        if name not in available:
+            raise NativeLibraryError(f"{FORCED}={wanted}: this processor has {', '.join(available)}")
+        self.use(name)
+        return name
+
+    def use(self, name: str) -> None:
+        """Compute with this instruction set from now on, one of the available."""
+        if not self.puna_use_instructions(name.encode()):
+            raise ValueError(f"this processor does not have {name}")
+        self.instructions = name
+
+
+def _expected_layout() -> list[int]:
+    fields: list[Any] = [ggml_tensor.type, ggml_tensor.ne, ggml_tensor.nb, ggml_tensor.src, ggml_tensor.data]
+    return [*(field.offset for field in fields), ctypes.sizeof(ggml_tensor)]
+
+
+def is_compiled() -> bool:
+    return LIBRARY.exists()
+
+
+@cache
+def kernels() -> Kernels:
+    """Errors: NativeLibraryError where they were not compiled or cannot be used."""
+    if not is_compiled():
+        raise NativeLibraryError("the matrix products were not compiled: install a C++ compiler, then run make")
+    return Kernels(str(LIBRARY))
+
+
+def wanted(use: bool | None = None) -> Kernels | None:
+    """The products if they are to be used: as *use* says, or else the setting PUNA_KERNELS.
+
+    None where they are not wanted, and, after a line in the log, where they were not compiled.
+    """
+    if not (settings.load().kernels if use is None else use):
+        return None
+    try:
+        return kernels()
+    except NativeLibraryError as error:
+        log.warning("ggml multiplies all matrices: %s", error)
+        return None

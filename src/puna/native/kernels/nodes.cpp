@@ -1,0 +1,205 @@
+// What the library offers: packing, and nodes that ggml's threads compute inside its graphs.
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+
+#include "activations.h"
+#include "instructions.h"
+#include "packing.h"
+
+#define PUNA_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace puna {
+namespace {
+
+// A ggml_tensor; puna_tensor_layout tells where this believes its fields to be.
+struct Tensor {
+  int32_t type;
+  void* buffer;
+  int64_t ne[4];
+  size_t nb[4];
+  int32_t op;
+  int32_t op_params[16];
+  int32_t flags;
+  Tensor* src[10];
+  Tensor* view_src;
+  size_t view_offs;
+  void* data;
+  char name[64];
+  void* extra;
+  char padding[8];
+};
+
+constexpr const Instructions* known[] = {
+#if defined(__x86_64__)
+    &avx512_vnni_instructions, &avx512_instructions, &avx_vnni_instructions, &avx2_instructions,
+#endif
+    &portable_instructions,
+};
+const Instructions* chosen = &portable_instructions;
+
+// Pieces of a node's work that its threads take in turn: one that loses its core for a moment does not hold up the others
+// with its whole share. The last to leave makes everything ready for the next time.
+struct Pieces {
+  std::atomic<int> next{0}, left{0};
+
+  template <class Do> void each(int n, int n_threads, Do work) {
+    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) work(i);
+    if (left.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads) {
+      left.store(0, std::memory_order_relaxed);
+      next.store(0, std::memory_order_relaxed);
+    }
+  }
+};
+
+struct Matrix {
+  const Format* format;
+  int64_t n_in, n_rows;
+  Pieces pieces;
+};
+
+int64_t n_columns(const Tensor* tensor) { return tensor->ne[1] * tensor->ne[2] * tensor->ne[3]; }
+
+// Column i of a tensor whose columns may lie apart.
+const float* column(const Tensor* tensor, int64_t i) {
+  const int64_t i1 = i % tensor->ne[1], i2 = i / tensor->ne[1] % tensor->ne[2], i3 = i / tensor->ne[1] / tensor->ne[2];
+  return reinterpret_cast<const float*>(static_cast<const char*>(tensor->data) + i1 * tensor->nb[1] + i2 * tensor->nb[2] +
+                                        i3 * tensor->nb[3]);
+}
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+constexpr int pieces_of_thread = 8;
+// Activations that all stripes of a thread pass over before the next come: they stay in its second cache.
+constexpr int64_t activation_bytes = 512 << 10;
+
+void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, float* y, int n_threads) {
+  const int64_t n_stripes = (m.n_rows + rows_of_stripe - 1) / rows_of_stripe;
+  // Tokens in equal parts, so that none is small.
+  const int64_t most = larger(activation_bytes / m.n_in / tokens_at_once, 1) * tokens_at_once;
+  const int64_t n_chunks = (a.n + most - 1) / most, chunk = (a.n + n_chunks - 1) / n_chunks;
+  const int64_t n_tiles = (chunk + tokens_at_once - 1) / tokens_at_once, tile = (chunk + n_tiles - 1) / n_tiles;
+  const int64_t pairs = (n_stripes + 1) / 2;
+  const int64_t per_chunk = n_threads == 1 ? 1 : smaller(pairs, n_threads * pieces_of_thread);
+  m.pieces.each(static_cast<int>(per_chunk * n_chunks), n_threads, [&](int i) {
+    const int64_t piece = i % per_chunk, first = i / per_chunk * chunk, end = smaller(first + chunk, a.n);
+    const int64_t begin = pairs * piece / per_chunk * 2, stop = smaller(pairs * (piece + 1) / per_chunk * 2, n_stripes);
+    const int64_t step = end - first > tile ? 2 : stop - begin;  // several tiles pass over a stripe while it is in the cache
+    for (int64_t s = begin; s < stop; s += step)
+      for (int64_t t = first; t < end; t += tile)
+        chosen->multiply(*m.format, a, Work{weights, m.n_rows, s, smaller(s + step, stop), t, smaller(tile, end - t), y, m.n_rows});
+  });
+}
+
+}  // namespace
+}  // namespace puna
+
+using namespace puna;
+
+PUNA_EXPORT int puna_kernels_version() { return 1; }
+
+// Offsets of type, ne, nb, src and data, and the size.
+PUNA_EXPORT void puna_tensor_layout(int64_t* offsets) {
+  const int64_t found[] = {offsetof(Tensor, type), offsetof(Tensor, ne),   offsetof(Tensor, nb),
+                           offsetof(Tensor, src),  offsetof(Tensor, data), sizeof(Tensor)};
+  memcpy(offsets, found, sizeof(found));
+}
+
+// Name i of the instruction sets, the best first, whether or not this processor has it; null after the last.
+PUNA_EXPORT const char* puna_instructions(int i) {
+  return i >= 0 && i < static_cast<int>(sizeof(known) / sizeof(*known)) ? known[i]->name : nullptr;
+}
+
+PUNA_EXPORT bool puna_has_instructions(const char* name) {
+  for (const Instructions* one : known)
+    if (!strcmp(one->name, name)) return one->available();
+  return false;
+}
+
+// Compute with these from now on; false where this processor has none of that name.
+PUNA_EXPORT bool puna_use_instructions(const char* name) {
+  if (!puna_has_instructions(name)) return false;
+  for (const Instructions* one : known)
+    if (!strcmp(one->name, name)) chosen = one;
+  return true;
+}
+
+// Bytes of a packed matrix, a multiple of 64; 0 for types and shapes that are not packed.
+PUNA_EXPORT int64_t puna_packed_bytes(int type, int64_t n_in, int64_t n_rows) {
+  const Format* format = format_of(type);
+  if (!format || n_in <= 0 || n_rows <= 0 || n_in % format->file_weights) return 0;
+  return (n_rows + rows_of_stripe - 1) / rows_of_stripe * stripe_bytes(*format, n_in);
+}
+
+PUNA_EXPORT void puna_pack(int type, const void* rows, int64_t n_in, int64_t first, int64_t n_rows, void* packed) {
+  pack(*format_of(type), static_cast<const uint8_t*>(rows), n_in, first, n_rows, static_cast<uint8_t*>(packed));
+}
+
+PUNA_EXPORT int puna_rounding(int type) { return format_of(type)->rounding; }
+
+PUNA_EXPORT int64_t puna_rounded_bytes(int rounding, int64_t n_in, int64_t n) {
+  return Activations::bytes(static_cast<Rounding>(rounding), n_in, n);
+}
+
+PUNA_EXPORT void* puna_matrix_new(int type, int64_t n_in, int64_t n_rows) {
+  Matrix* matrix = new Matrix;
+  matrix->format = format_of(type);
+  matrix->n_in = n_in;
+  matrix->n_rows = n_rows;
+  return matrix;
+}
+
+PUNA_EXPORT void puna_matrix_free(void* matrix) { delete static_cast<Matrix*>(matrix); }
+
+// Node: x F32 [n_in, n...] rounded; user data is the Rounding.
+PUNA_EXPORT void puna_round_node(void* node, int thread, int n_threads, void* rounding) {
+  const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0];
+  const Rounding how = static_cast<Rounding>(reinterpret_cast<intptr_t>(rounding));
+  const int64_t n = n_columns(x), n_in = x->ne[0], block = how == blocks_of_256 ? 256 : 32, blocks = n_in / block;
+  const Activations a(how, n_in, n, to->data);
+  // By tokens where there are enough of them, else by blocks.
+  if (n >= n_threads) {
+    for (int64_t t = n * thread / n_threads; t < n * (thread + 1) / n_threads; t++) chosen->round(how, column(x, t), a, t, 0, n_in);
+  } else {
+    const int64_t begin = blocks * thread / n_threads * block, end = blocks * (thread + 1) / n_threads * block;
+    for (int64_t t = 0; t < n; t++) chosen->round(how, column(x, t), a, t, begin, end);
+  }
+}
+
+// Node: F32 [n_rows, n...] from rounded activations and packed weights; user data is the Matrix.
+PUNA_EXPORT void puna_product_node(void* node, int, int n_threads, void* matrix) {
+  const Tensor* to = static_cast<Tensor*>(node);
+  Matrix& m = *static_cast<Matrix*>(matrix);
+  const Activations a(m.format->rounding, m.n_in, n_columns(to), to->src[0]->data);
+  multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), n_threads);
+}
+
+// Node: rows I32 [n] of packed weights, F32 [n_in, n].
+PUNA_EXPORT void puna_rows_node(void* node, int thread, int n_threads, void* matrix) {
+  const Tensor* to = static_cast<Tensor*>(node);
+  const Matrix& m = *static_cast<Matrix*>(matrix);
+  const int32_t* rows = static_cast<const int32_t*>(to->src[0]->data);
+  for (int64_t i = thread; i < n_columns(to); i += n_threads) {
+    if (rows[i] < 0 || rows[i] >= m.n_rows) abort();  // as ggml does
+    unpack_row(*m.format, static_cast<const uint8_t*>(to->src[1]->data), m.n_in, rows[i], static_cast<float*>(to->data) + i * m.n_in);
+  }
+}
+
+// The same outside of graphs, for tests and measurements: y [n][n_rows] from x [n][n_in], with one thread.
+PUNA_EXPORT void puna_round(int type, const float* x, int64_t n_in, int64_t n, void* rounded) {
+  const Rounding how = format_of(type)->rounding;
+  const Activations a(how, n_in, n, rounded);
+  for (int64_t t = 0; t < n; t++) chosen->round(how, x + t * n_in, a, t, 0, n_in);
+}
+
+PUNA_EXPORT void puna_multiply(void* matrix, const void* packed, const void* rounded, int64_t n, float* y) {
+  Matrix& m = *static_cast<Matrix*>(matrix);
+  const Activations a(m.format->rounding, m.n_in, n, const_cast<void*>(rounded));
+  multiply_node(m, a, static_cast<const uint8_t*>(packed), y, 1);
+}
+
+PUNA_EXPORT void puna_unpack(int type, const void* packed, int64_t n_in, int64_t row, float* values) {
+  unpack_row(*format_of(type), static_cast<const uint8_t*>(packed), n_in, row, values);
+}

@@ -1,0 +1,244 @@
+#include "packing.h"
+
+#include <cstring>
+
+#include "half.h"
+
+namespace puna {
+namespace {
+
+constexpr uint32_t nibbles = 0x0f0f0f0f;
+
+uint32_t four(const void* bytes) {
+  uint32_t value;
+  memcpy(&value, bytes, 4);
+  return value;
+}
+
+void put(uint8_t* at, uint32_t value) { memcpy(at, &value, 4); }
+
+// The 6-bit factors of Q4_K and Q5_K.
+void factors(const uint8_t* s, int j, uint8_t& scale, uint8_t& minimum) {
+  if (j < 4) {
+    scale = s[j] & 63;
+    minimum = s[j + 4] & 63;
+  } else {
+    scale = (s[j + 4] & 15) | (s[j - 4] >> 6 << 4);
+    minimum = (s[j + 4] >> 4) | (s[j] >> 6 << 4);
+  }
+}
+
+// 32 fifth bits, of which bit i belongs to weight i, to one bit of each of the row's four bytes per group.
+uint32_t fifth_bits(uint32_t bits) {
+  uint32_t packed = 0;
+  for (int g = 0; g < 8; g++)
+    for (int i = 0; i < 4; i++) packed |= (bits >> (4 * g + i) & 1) << (8 * i + g);
+  return packed;
+}
+
+
+void put_nibbles(uint8_t (*lines)[line], int r, const uint8_t* q) {
+  for (int l = 0; l < 4; l++) put(lines[l] + 4 * r, four(q + 4 * l));
+}
+
+// 32 nibbles that are all low or all high ones of 32 bytes.
+void put_half_bytes(uint8_t (*lines)[line], int r, const uint8_t* q, int shift) {
+  for (int l = 0; l < 4; l++) {
+    const uint32_t low = four(q + 4 * l) >> shift & nibbles, high = four(q + 4 * l + 16) >> shift & nibbles;
+    put(lines[l] + 4 * r, low | high << 4);
+  }
+}
+
+void put_block(const FileQ4_0& from, PackedQ4_0& to, int part, int r) {
+  put_nibbles(to.q[part], r, from.q);
+  to.d[part][r] = from.d;
+}
+
+void put_block(const FileQ4_1& from, PackedQ4_1& to, int, int r) {
+  put_nibbles(to.q, r, from.q);
+  to.d[r] = from.d;
+  to.m[r] = from.m;
+}
+
+void put_block(const FileQ5_0& from, PackedQ5_0& to, int part, int r) {
+  put_nibbles(to.q[part], r, from.q);
+  put(to.h[part] + 4 * r, fifth_bits(four(from.h)));
+  to.d[part][r] = from.d;
+}
+
+void put_block(const FileQ5_1& from, PackedQ5_1& to, int, int r) {
+  put_nibbles(to.q, r, from.q);
+  put(to.h + 4 * r, fifth_bits(four(from.h)));
+  to.d[r] = from.d;
+  to.m[r] = from.m;
+}
+
+void put_block(const FileQ8_0& from, PackedQ8_0& to, int part, int r) {
+  for (int l = 0; l < 8; l++) put(to.q[part][l] + 4 * r, four(from.q + 4 * l) ^ 0x80808080);  // plus 128
+  to.d[part][r] = from.d;
+}
+
+void put_block(const FileQ4_K& from, PackedQ4_K& to, int, int r) {
+  for (int j = 0; j < 8; j++) {
+    put_half_bytes(to.q[j], r, from.q + j / 2 * 32, j % 2 * 4);
+    factors(from.s, j, to.s[j][r], to.t[j][r]);
+  }
+  to.d[r] = from.d;
+  to.m[r] = from.m;
+}
+
+void put_block(const FileQ5_K& from, PackedQ5_K& to, int, int r) {
+  for (int j = 0; j < 8; j++) {
+    put_half_bytes(to.q[j], r, from.q + j / 2 * 32, j % 2 * 4);
+    factors(from.s, j, to.s[j][r], to.t[j][r]);
+    uint32_t bits = 0;  // bit g of each byte: of group g
+    for (int g = 0; g < 8; g++) bits |= (four(from.h + 4 * g) >> j & 0x01010101) << g;
+    put(to.h[j] + 4 * r, bits);
+  }
+  to.d[r] = from.d;
+  to.m[r] = from.m;
+}
+
+void put_block(const FileQ6_K& from, PackedQ6_K& to, int, int r) {
+  for (int j = 0; j < 8; j++) {
+    const int side = j / 4, c = j % 4;  // 128 weights each; c: which 32 of them
+    put_half_bytes(to.q[j], r, from.q + 64 * side + 32 * (c & 1), c / 2 * 4);
+    uint32_t bits[2] = {0, 0};  // two bits of each byte per group: groups 0, 2, 4, 6 and 1, 3, 5, 7
+    for (int g = 0; g < 8; g++) bits[g & 1] |= (four(from.h + 32 * side + 4 * g) >> (2 * c) & 0x03030303) << (g & ~1);
+    put(to.h[j][0] + 4 * r, bits[0]);
+    put(to.h[j][1] + 4 * r, bits[1]);
+  }
+  for (int j = 0; j < 16; j++) to.s[j][r] = from.s[j];
+  to.d[r] = from.d;
+}
+
+void put_block(const FileIQ4_XS& from, PackedIQ4_XS& to, int, int r) {
+  for (int j = 0; j < 8; j++) {
+    put_nibbles(to.q[j], r, from.q + 16 * j);
+    const int low = from.s[j / 2] >> (j % 2 * 4) & 15, high = from.h >> (2 * j) & 3;
+    to.s[j][r] = static_cast<int8_t>((low | high << 4) - 32);
+  }
+  to.d[r] = from.d;
+}
+
+// *weights* in a block of the file, of which so many *parts* share a block of the stripe.
+template <class File, class Packed, int weights, int parts>
+void pack_as(const uint8_t* rows, int64_t n_in, int64_t first, int64_t n_rows, uint8_t* packed) {
+  const int64_t n_blocks = n_in / weights, n_packed = (n_blocks + parts - 1) / parts;
+  const File* from = reinterpret_cast<const File*>(rows);
+  Packed* to = reinterpret_cast<Packed*>(packed);
+  for (int64_t row = first; row < first + n_rows;) {
+    const int64_t end = row / 16 * 16 + 16 < first + n_rows ? row / 16 * 16 + 16 : first + n_rows;
+    for (int64_t b = 0; b < n_blocks; b++)
+      for (int64_t i = row; i < end; i++)
+        put_block(from[(i - first) * n_blocks + b], to[row / 16 * n_packed + b / parts], static_cast<int>(b % parts),
+                  static_cast<int>(i % 16));
+    row = end;
+  }
+}
+
+// ---- back
+
+int nibble(const uint8_t (*lines)[line], int r, int k) {
+  const int g = k / 4;
+  return lines[g & 3][4 * r + k % 4] >> (g < 4 ? 0 : 4) & 15;
+}
+
+int fifth(const uint8_t* bits, int r, int k) { return (bits[4 * r + k % 4] >> (k / 4) & 1) << 4; }
+
+void get_32(const PackedQ4_0& p, int part, int r, float* y) {
+  const float d = from_half(p.d[part][r]);
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nibble(p.q[part], r, k) - 8);
+}
+
+void get_32_nonlinear(const PackedQ4_0& p, int part, int r, float* y) {
+  const float d = from_half(p.d[part][r]);
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nonlinear[nibble(p.q[part], r, k)]);
+}
+
+void get_32(const PackedQ4_1& p, int, int r, float* y) {
+  const float d = from_half(p.d[r]), m = from_half(p.m[r]);
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nibble(p.q, r, k)) + m;
+}
+
+void get_32(const PackedQ5_0& p, int part, int r, float* y) {
+  const float d = from_half(p.d[part][r]);
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>((nibble(p.q[part], r, k) | fifth(p.h[part], r, k)) - 16);
+}
+
+void get_32(const PackedQ5_1& p, int, int r, float* y) {
+  const float d = from_half(p.d[r]), m = from_half(p.m[r]);
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nibble(p.q, r, k) | fifth(p.h, r, k)) + m;
+}
+
+void get_32(const PackedQ8_0& p, int part, int r, float* y) {
+  const float d = from_half(p.d[part][r]);
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(p.q[part][k / 4][4 * r + k % 4] - 128);
+}
+
+void get_32(const PackedQ4_K& p, int j, int r, float* y) {
+  const float d = from_half(p.d[r]) * p.s[j][r], m = from_half(p.m[r]) * p.t[j][r];
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nibble(p.q[j], r, k)) - m;
+}
+
+void get_32(const PackedQ5_K& p, int j, int r, float* y) {
+  const float d = from_half(p.d[r]) * p.s[j][r], m = from_half(p.m[r]) * p.t[j][r];
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nibble(p.q[j], r, k) | fifth(p.h[j], r, k)) - m;
+}
+
+void get_32(const PackedQ6_K& p, int j, int r, float* y) {
+  const float d = from_half(p.d[r]);
+  for (int k = 0; k < 32; k++) {
+    const int g = k / 4, high = p.h[j][g & 1][4 * r + k % 4] >> (g & ~1) & 3;
+    y[k] = d * static_cast<float>(p.s[2 * j + k / 16][r]) * static_cast<float>((nibble(p.q[j], r, k) | high << 4) - 32);
+  }
+}
+
+void get_32(const PackedIQ4_XS& p, int j, int r, float* y) {
+  const float d = from_half(p.d[r]) * static_cast<float>(p.s[j][r]);
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nonlinear[nibble(p.q[j], r, k)]);
+}
+
+template <class Packed, int parts> using Get = void (*)(const Packed&, int, int, float*);
+
+template <class Packed, int parts>
+void unpack_as(const uint8_t* packed, int64_t n_in, int64_t row, float* y, Get<Packed, parts> get = get_32) {
+  const int64_t n_blocks = n_in / 32, n_packed = (n_blocks + parts - 1) / parts;
+  const Packed* from = reinterpret_cast<const Packed*>(packed) + row / 16 * n_packed;
+  for (int64_t b = 0; b < n_blocks; b++)
+    get(from[b / parts], static_cast<int>(b % parts), static_cast<int>(row % 16), y + 32 * b);
+}
+
+}  // namespace
+
+void pack(const Format& format, const uint8_t* rows, int64_t n_in, int64_t first, int64_t n, uint8_t* packed) {
+  switch (format.type) {
+    case type_iq4_nl:
+    case type_q4_0: return pack_as<FileQ4_0, PackedQ4_0, 32, 2>(rows, n_in, first, n, packed);
+    case type_q4_1: return pack_as<FileQ4_1, PackedQ4_1, 32, 1>(rows, n_in, first, n, packed);
+    case type_q5_0: return pack_as<FileQ5_0, PackedQ5_0, 32, 2>(rows, n_in, first, n, packed);
+    case type_q5_1: return pack_as<FileQ5_1, PackedQ5_1, 32, 1>(rows, n_in, first, n, packed);
+    case type_q8_0: return pack_as<FileQ8_0, PackedQ8_0, 32, 2>(rows, n_in, first, n, packed);
+    case type_q4_k: return pack_as<FileQ4_K, PackedQ4_K, 256, 1>(rows, n_in, first, n, packed);
+    case type_q5_k: return pack_as<FileQ5_K, PackedQ5_K, 256, 1>(rows, n_in, first, n, packed);
+    case type_q6_k: return pack_as<FileQ6_K, PackedQ6_K, 256, 1>(rows, n_in, first, n, packed);
+    case type_iq4_xs: return pack_as<FileIQ4_XS, PackedIQ4_XS, 256, 1>(rows, n_in, first, n, packed);
+  }
+}
+
+void unpack_row(const Format& format, const uint8_t* packed, int64_t n_in, int64_t row, float* y) {
+  switch (format.type) {
+    case type_q4_0: return unpack_as<PackedQ4_0, 2>(packed, n_in, row, y);
+    case type_iq4_nl: return unpack_as<PackedQ4_0, 2>(packed, n_in, row, y, get_32_nonlinear);
+    case type_q4_1: return unpack_as<PackedQ4_1, 1>(packed, n_in, row, y);
+    case type_q5_0: return unpack_as<PackedQ5_0, 2>(packed, n_in, row, y);
+    case type_q5_1: return unpack_as<PackedQ5_1, 1>(packed, n_in, row, y);
+    case type_q8_0: return unpack_as<PackedQ8_0, 2>(packed, n_in, row, y);
+    case type_q4_k: return unpack_as<PackedQ4_K, 8>(packed, n_in, row, y);
+    case type_q5_k: return unpack_as<PackedQ5_K, 8>(packed, n_in, row, y);
+    case type_q6_k: return unpack_as<PackedQ6_K, 8>(packed, n_in, row, y);
+    case type_iq4_xs: return unpack_as<PackedIQ4_XS, 8>(packed, n_in, row, y);
+  }
+}
+
+}  // namespace puna

@@ -1,0 +1,482 @@
+// The products: one algorithm for every format, number of tokens and instruction set.
+//
+// Of one or two stripes, 32 weights of each row are unpacked into registers and stay there while the tokens pass. With up
+// to eight tokens the sums are in registers too (T tokens, known when compiled); with more they are in the first cache
+// (T = 0), so that the number of tokens is free and weights are unpacked once for all of them.
+//
+// Lanes is the instruction set: registers I of four bytes, or one whole number, of L::width rows, and F of floats. Those that
+// multiply bytes and add up four products in one instruction have dot4. The others have add_pairs, which adds two products
+// in 16 bits and saturates; as many of those are added in 16 bits as fit, and the factor of a block of weights is what they
+// are multiplied with when they are added in pairs to 32 bits.
+//
+// Everything here is compiled once per instruction set: it has no name that the linker could share between them.
+#pragma once
+#include "instructions.h"
+
+#define PUNA_INLINE inline __attribute__((always_inline))
+#ifdef PUNA_PLAIN_LOOPS
+#define PUNA_UNROLL
+#else
+#define PUNA_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace puna {
+namespace {
+
+// ---- weights in registers. at: the byte of a line where a register's rows begin.
+
+template <class L> PUNA_INLINE void nibbles_of(const uint8_t (*q)[line], int at, typename L::I* w) {
+  PUNA_UNROLL for (int l = 0; l < 4; l++) {
+    const auto v = L::load(q[l] + at);
+    w[l] = L::low_nibbles(v);
+    w[l + 4] = L::high_nibbles(v);
+  }
+}
+
+template <class L, int g> PUNA_INLINE typename L::I fifth_bit(typename L::I h) {
+  if constexpr (g < 4) return L::both(L::template left<4 - g>(h), L::bytes(0x10));
+  else return L::both(L::template right<g - 4>(h), L::bytes(0x10));
+}
+
+template <class L, int g = 0> PUNA_INLINE void add_fifth_bits(typename L::I h, typename L::I* w) {
+  if constexpr (g < 8) {
+    w[g] = L::either(w[g], fifth_bit<L, g>(h));
+    add_fifth_bits<L, g + 1>(h, w);
+  }
+}
+
+template <class L> PUNA_INLINE void look_up(typename L::I* w) {
+  alignas(16) static const uint8_t table[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+  const auto values = L::table(table);
+  PUNA_UNROLL for (int g = 0; g < 8; g++) w[g] = L::look_up(values, w[g]);
+}
+
+// ---- formats. bits: of a weight without sign. offset: what is subtracted from it; where there is none, there are minima.
+
+struct Q4_0 {
+  using Packed = PackedQ4_0;
+  static constexpr Type type = type_q4_0;
+  static constexpr int bits = 4, parts = 2, offset = 8;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int part, int at, typename L::I* w) {
+    nibbles_of<L>(p.q[part], at, w);
+  }
+  static PUNA_INLINE const half* scale(const Packed& p, int part) { return p.d[part]; }
+};
+
+struct IQ4_NL : Q4_0 {
+  static constexpr Type type = type_iq4_nl;
+  static constexpr int bits = 8, offset = 128;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int part, int at, typename L::I* w) {
+    nibbles_of<L>(p.q[part], at, w);
+    look_up<L>(w);
+  }
+};
+
+struct Q4_1 {
+  using Packed = PackedQ4_1;
+  static constexpr Type type = type_q4_1;
+  static constexpr int bits = 4, parts = 1, offset = 0;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int, int at, typename L::I* w) {
+    nibbles_of<L>(p.q, at, w);
+  }
+  static PUNA_INLINE const half* scale(const Packed& p, int) { return p.d; }
+  static PUNA_INLINE const half* minimum(const Packed& p) { return p.m; }
+};
+
+struct Q5_0 {
+  using Packed = PackedQ5_0;
+  static constexpr Type type = type_q5_0;
+  static constexpr int bits = 5, parts = 2, offset = 16;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int part, int at, typename L::I* w) {
+    nibbles_of<L>(p.q[part], at, w);
+    add_fifth_bits<L>(L::load(p.h[part] + at), w);
+  }
+  static PUNA_INLINE const half* scale(const Packed& p, int part) { return p.d[part]; }
+};
+
+struct Q5_1 {
+  using Packed = PackedQ5_1;
+  static constexpr Type type = type_q5_1;
+  static constexpr int bits = 5, parts = 1, offset = 0;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int, int at, typename L::I* w) {
+    nibbles_of<L>(p.q, at, w);
+    add_fifth_bits<L>(L::load(p.h + at), w);
+  }
+  static PUNA_INLINE const half* scale(const Packed& p, int) { return p.d; }
+  static PUNA_INLINE const half* minimum(const Packed& p) { return p.m; }
+};
+
+struct Q8_0 {
+  using Packed = PackedQ8_0;
+  static constexpr Type type = type_q8_0;
+  static constexpr int bits = 8, parts = 2, offset = 128;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int part, int at, typename L::I* w) {
+    PUNA_UNROLL for (int g = 0; g < 8; g++) w[g] = L::load(p.q[part][g] + at);
+  }
+  static PUNA_INLINE const half* scale(const Packed& p, int part) { return p.d[part]; }
+};
+
+// Of blocks of 256: factors of each 32 or 16 weights; what is subtracted are sums of activations times whole numbers (of
+// which there are as many as sums), times one number of the row.
+struct Q4_K {
+  using Packed = PackedQ4_K;
+  static constexpr Type type = type_q4_k;
+  static constexpr int bits = 4, factors = 8, sums = 8, first_sum = 16;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int j, int at, typename L::I* w) {
+    nibbles_of<L>(p.q[j], at, w);
+  }
+  template <class L> static PUNA_INLINE typename L::I factor(const Packed& p, int i, int row) { return L::load_u8(p.s[i] + row); }
+  template <class L> static PUNA_INLINE typename L::I taken(const Packed& p, int i, int row) { return L::load_u8(p.t[i] + row); }
+  template <class L> static PUNA_INLINE typename L::F taken_scale(const Packed& p, int row) { return L::load_half(p.m + row); }
+};
+
+struct Q5_K {
+  using Packed = PackedQ5_K;
+  static constexpr Type type = type_q5_k;
+  static constexpr int bits = 5, factors = 8, sums = 8, first_sum = 16;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int j, int at, typename L::I* w) {
+    nibbles_of<L>(p.q[j], at, w);
+    add_fifth_bits<L>(L::load(p.h[j] + at), w);
+  }
+  template <class L> static PUNA_INLINE typename L::I factor(const Packed& p, int i, int row) { return L::load_u8(p.s[i] + row); }
+  template <class L> static PUNA_INLINE typename L::I taken(const Packed& p, int i, int row) { return L::load_u8(p.t[i] + row); }
+  template <class L> static PUNA_INLINE typename L::F taken_scale(const Packed& p, int row) { return L::load_half(p.m + row); }
+};
+
+struct Q6_K {
+  using Packed = PackedQ6_K;
+  static constexpr Type type = type_q6_k;
+  static constexpr int bits = 6, factors = 16, sums = 16, first_sum = 0;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int j, int at, typename L::I* w) {
+    nibbles_of<L>(p.q[j], at, w);
+    const auto mask = L::bytes(0x30);
+    PUNA_UNROLL for (int i = 0; i < 2; i++) {
+      const auto h = L::load(p.h[j][i] + at);
+      w[i] = L::either(w[i], L::both(L::template left<4>(h), mask));
+      w[i + 2] = L::either(w[i + 2], L::both(L::template left<2>(h), mask));
+      w[i + 4] = L::either(w[i + 4], L::both(h, mask));
+      w[i + 6] = L::either(w[i + 6], L::both(L::template right<2>(h), mask));
+    }
+  }
+  template <class L> static PUNA_INLINE typename L::I factor(const Packed& p, int i, int row) { return L::load_i8(p.s[i] + row); }
+  template <class L> static PUNA_INLINE typename L::I taken(const Packed& p, int i, int row) { return L::load_i8(p.s[i] + row); }
+  template <class L> static PUNA_INLINE typename L::F taken_scale(const Packed& p, int row) {
+    return L::times(L::load_half(p.d + row), L::set(32.0f));
+  }
+};
+
+struct IQ4_XS {
+  using Packed = PackedIQ4_XS;
+  static constexpr Type type = type_iq4_xs;
+  static constexpr int bits = 8, factors = 8, sums = 8, first_sum = 16;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int j, int at, typename L::I* w) {
+    nibbles_of<L>(p.q[j], at, w);
+    look_up<L>(w);
+  }
+  template <class L> static PUNA_INLINE typename L::I factor(const Packed& p, int i, int row) { return L::load_i8(p.s[i] + row); }
+  template <class L> static PUNA_INLINE typename L::I taken(const Packed& p, int i, int row) { return L::load_i8(p.s[i] + row); }
+  template <class L> static PUNA_INLINE typename L::F taken_scale(const Packed& p, int row) {
+    return L::times(L::load_half(p.d + row), L::set(128.0f));
+  }
+};
+
+// ---- sums of weights times activations, times a factor per block of weights
+
+template <class L, int bits, bool dots = L::has_dot4> struct Products;
+
+// With dot4: sums of whole numbers, made floats to be multiplied with the factor.
+template <class L, int bits> struct Products<L, bits, true> {
+  using I = typename L::I;
+  using Sum = typename L::F;
+  using Factor = typename L::F;
+  struct Weights { I w[8]; };
+
+  static PUNA_INLINE void prepare(Weights&) {}
+  static PUNA_INLINE Sum zero() { return L::set(0.0f); }
+  static PUNA_INLINE Factor factor(I whole) { return L::to_float(whole); }
+  static PUNA_INLINE typename L::F value(Sum sum) { return sum; }
+
+  // For N registers of weights the sums of `groups` groups of four from `first` on.
+  template <int N, int first, int groups> static PUNA_INLINE void dot(const Weights* w, const int8_t* x, I* sums) {
+    PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::zero();
+    PUNA_UNROLL for (int g = first; g < first + groups; g++) {
+      const auto v = L::four(x + 4 * g);
+      PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::dot4(sums[i], w[i].w[g], v);
+    }
+  }
+  template <int N, int first, int groups>
+  static PUNA_INLINE void add(const Weights* w, const int8_t* x, const Factor* factors, Sum* sums) {
+    I whole[N];
+    dot<N, first, groups>(w, x, whole);
+    PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::multiply_add(L::to_float(whole[i]), factors[i], sums[i]);
+  }
+  template <int N> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, typename L::F* sums) {
+    I whole[N];
+    dot<N, 0, 8>(w, x, whole);
+    PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::to_float(whole[i]);
+  }
+};
+
+// Without: products of pairs are at most 2 * 127 * (2^bits - 1), and 16 bits hold 8, 4 or 2 of those; weights of 8 bits are
+// two of 4.
+template <class L, int bits> struct Products<L, bits, false> {
+  using I = typename L::I;
+  using Sum = I;
+  using Factor = I;  // in both halves of 32 bits
+  static constexpr bool in_halves = bits > 6;
+  static constexpr int together = bits == 5 ? 4 : bits == 6 ? 2 : 8;
+  struct Weights { I w[in_halves ? 16 : 8]; };
+
+  static PUNA_INLINE void prepare(Weights& weights) {
+    if constexpr (in_halves) {
+      PUNA_UNROLL for (int g = 0; g < 8; g++) {
+        weights.w[g + 8] = L::high_nibbles(weights.w[g]);
+        weights.w[g] = L::low_nibbles(weights.w[g]);
+      }
+    }
+  }
+  static PUNA_INLINE Sum zero() { return L::zero(); }
+  static PUNA_INLINE Factor factor(I whole) { return L::pairs(whole, whole); }
+  static PUNA_INLINE typename L::F value(Sum sum) { return L::to_float(sum); }
+
+  template <int N, int first, int groups>
+  static PUNA_INLINE void add(const Weights* w, const int8_t* x, const Factor* factors, Sum* sums) {
+    constexpr int step = together < groups ? together : groups;
+    PUNA_UNROLL for (int begin = first; begin < first + groups; begin += step) {
+      I low[N], high[N];
+      PUNA_UNROLL for (int g = begin; g < begin + step; g++) {
+        const auto v = L::four(x + 4 * g);
+        PUNA_UNROLL for (int i = 0; i < N; i++) {
+          const auto p = L::add_pairs(w[i].w[g], v);
+          low[i] = g == begin ? p : L::add16(low[i], p);
+          if constexpr (in_halves) {
+            const auto q = L::add_pairs(w[i].w[g + 8], v);
+            high[i] = g == begin ? q : L::add16(high[i], q);
+          }
+        }
+      }
+      PUNA_UNROLL for (int i = 0; i < N; i++) {
+        sums[i] = L::add(sums[i], L::multiply_pairs(low[i], factors[i]));
+        if constexpr (in_halves) sums[i] = L::add(sums[i], L::multiply_pairs(high[i], L::template left<4>(factors[i])));
+      }
+    }
+  }
+  template <int N> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, typename L::F* sums) {
+    I whole[N], ones[N];
+    PUNA_UNROLL for (int i = 0; i < N; i++) {
+      whole[i] = L::zero();
+      ones[i] = L::words(1);
+    }
+    add<N, 0, 8>(w, x, ones, whole);
+    PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::to_float(whole[i]);
+  }
+};
+
+// ---- tiles
+
+constexpr int most_in_registers = 8;  // tokens of one tile
+
+constexpr int ahead = 5120;  // bytes; weights come from memory, and this far ahead it keeps up
+
+template <int bytes> PUNA_INLINE void fetch_ahead(const void* block) {
+  PUNA_UNROLL for (int i = 0; i < bytes; i += line) __builtin_prefetch(static_cast<const char*>(block) + ahead + i, 0, 3);
+}
+
+struct Tile {
+  const uint8_t* stripe;  // the first, the second stripe_bytes further
+  int64_t stripe_bytes;
+  int64_t first;  // token
+  int n;
+  float* y;
+  int64_t y_stride;
+  int n_rows;  // of the last stripe
+};
+
+template <class L, int S> PUNA_INLINE void write(const Tile& tile, int t, const typename L::F* sums) {
+  constexpr int units = S * rows_of_stripe / L::width;
+  float* y = tile.y + t * tile.y_stride;
+  if (tile.n_rows == rows_of_stripe) {
+    PUNA_UNROLL for (int u = 0; u < units; u++) L::store(y + u * L::width, sums[u]);
+    return;
+  }
+  float values[S * rows_of_stripe];
+  PUNA_UNROLL for (int u = 0; u < units; u++) L::store(values + u * L::width, sums[u]);
+  for (int r = 0; r < (S - 1) * rows_of_stripe + tile.n_rows; r++) y[r] = values[r];
+}
+
+// S stripes at once; registers that cover a whole stripe share what is loaded of the activations between stripes.
+template <class L, int S> struct Shape {
+  static constexpr int units = S * rows_of_stripe / L::width;
+  static constexpr int together = L::width == rows_of_stripe ? S : 1;
+  static PUNA_INLINE int stripe(int u) { return u * L::width / rows_of_stripe; }
+  static PUNA_INLINE int row(int u) { return u * L::width % rows_of_stripe; }
+};
+
+template <class L, class W, int T, int S> void tiles_of_32(const Activations& a, const Tile& tile) {
+  using P = Products<L, W::bits>;
+  using F = typename L::F;
+  using Packed = typename W::Packed;
+  constexpr int units = Shape<L, S>::units, together = Shape<L, S>::together, room = T ? T : tokens_at_once;
+  const int n = T ? T : tile.n;
+  F sums[room][units];
+  PUNA_UNROLL for (int t = 0; t < n; t++)
+    PUNA_UNROLL for (int u = 0; u < units; u++) sums[t][u] = L::set(0.0f);
+  for (int64_t b = 0; b < a.n_in / 32; b++) {
+    const int64_t at = b * a.n + tile.first;
+    const int8_t* x = a.q + at * 32;
+    const float *scale = a.scale + at, *sum = a.sum + at;
+    const int part = W::parts == 1 ? 0 : static_cast<int>(b % W::parts);
+    PUNA_UNROLL for (int u = 0; u < units; u += together) {
+      typename P::Weights w[together];
+      F d[together], m[together];
+      PUNA_UNROLL for (int i = 0; i < together; i++) {
+        const Packed& p = reinterpret_cast<const Packed*>(tile.stripe + Shape<L, S>::stripe(u + i) * tile.stripe_bytes)[b / W::parts];
+        const int row = Shape<L, S>::row(u + i);
+        if (row == 0) fetch_ahead<sizeof(Packed) / W::parts>(reinterpret_cast<const char*>(&p) + part * (sizeof(Packed) / W::parts));
+        W::template unpack<L>(p, part, 4 * row, w[i].w);
+        P::prepare(w[i]);
+        d[i] = L::load_half(W::scale(p, part) + row);
+        if constexpr (W::offset != 0) m[i] = L::times(d[i], L::set(-static_cast<float>(W::offset)));
+        else m[i] = L::load_half(W::minimum(p) + row);
+      }
+      PUNA_UNROLL for (int t = 0; t < n; t++) {
+        F products[together];
+        P::template plain<together>(w, x + 32 * t, products);
+        const F s = L::set(sum[t]), e = L::set(scale[t]);
+        PUNA_UNROLL for (int i = 0; i < together; i++)
+          sums[t][u + i] = L::multiply_add(products[i], L::times(d[i], e), L::multiply_add(m[i], s, sums[t][u + i]));
+      }
+    }
+  }
+  for (int t = 0; t < n; t++) write<L, S>(tile, t, sums[t]);
+}
+
+template <class L, class W, int T, int S> void tiles_of_256(const Activations& a, const Tile& tile) {
+  using P = Products<L, W::bits>;
+  using F = typename L::F;
+  using I = typename L::I;
+  using Packed = typename W::Packed;
+  constexpr int units = Shape<L, S>::units, together = Shape<L, S>::together, room = T ? T : tokens_at_once;
+  constexpr int factors = W::factors / 8;  // of 32 weights
+  const int n = T ? T : tile.n;
+  F sums[room][units];
+  PUNA_UNROLL for (int t = 0; t < n; t++)
+    PUNA_UNROLL for (int u = 0; u < units; u++) sums[t][u] = L::set(0.0f);
+  for (int64_t b = 0; b < a.n_in / 256; b++) {
+    typename P::Sum block[room][units];
+    PUNA_UNROLL for (int t = 0; t < n; t++)
+      PUNA_UNROLL for (int u = 0; u < units; u++) block[t][u] = P::zero();
+    for (int j = 0; j < 8; j++) {
+      const int8_t* x = a.q + ((b * 8 + j) * a.n + tile.first) * 32;
+      PUNA_UNROLL for (int u = 0; u < units; u += together) {
+        typename P::Weights w[together];
+        typename P::Factor f[factors][together];
+        PUNA_UNROLL for (int i = 0; i < together; i++) {
+          const Packed& p = reinterpret_cast<const Packed*>(tile.stripe + Shape<L, S>::stripe(u + i) * tile.stripe_bytes)[b];
+          const int row = Shape<L, S>::row(u + i);
+          if (row == 0) fetch_ahead<sizeof(Packed) / 8>(reinterpret_cast<const char*>(&p) + j * (sizeof(Packed) / 8));
+          W::template unpack<L>(p, j, 4 * row, w[i].w);
+          P::prepare(w[i]);
+          PUNA_UNROLL for (int k = 0; k < factors; k++) f[k][i] = P::factor(W::template factor<L>(p, factors * j + k, row));
+        }
+        PUNA_UNROLL for (int t = 0; t < n; t++) {
+          if constexpr (factors == 1) {
+            P::template add<together, 0, 8>(w, x + 32 * t, f[0], block[t] + u);
+          } else {
+            P::template add<together, 0, 4>(w, x + 32 * t, f[0], block[t] + u);
+            P::template add<together, 4, 4>(w, x + 32 * t, f[1], block[t] + u);
+          }
+        }
+      }
+    }
+    PUNA_UNROLL for (int u = 0; u < units; u++) {
+      const Packed& p = reinterpret_cast<const Packed*>(tile.stripe + Shape<L, S>::stripe(u) * tile.stripe_bytes)[b];
+      const int row = Shape<L, S>::row(u);
+      I taken[W::sums / 2];
+      PUNA_UNROLL for (int k = 0; k < W::sums / 2; k++)
+        taken[k] = L::pairs(W::template taken<L>(p, 2 * k, row), W::template taken<L>(p, 2 * k + 1, row));
+      const F d = L::load_half(p.d + row), m = W::template taken_scale<L>(p, row);
+      PUNA_UNROLL for (int t = 0; t < n; t++) {
+        const int64_t at = b * a.n + tile.first + t;
+        const int16_t* s = a.sums + at * Activations::sums_of_block + W::first_sum;
+        I whole = L::multiply_pairs(taken[0], L::four(s));
+        PUNA_UNROLL for (int k = 1; k < W::sums / 2; k++) whole = L::add(whole, L::multiply_pairs(taken[k], L::four(s + 2 * k)));
+        const F less = L::times(L::to_float(whole), m);
+        sums[t][u] = L::multiply_add(L::multiply_less(P::value(block[t][u]), d, less), L::set(a.scale[at]), sums[t][u]);
+      }
+    }
+  }
+  for (int t = 0; t < n; t++) write<L, S>(tile, t, sums[t]);
+}
+
+template <class L, class W, int T, int S> PUNA_INLINE void tile_of(const Activations& a, const Tile& tile) {
+  if constexpr (format_of(W::type)->rounding == blocks_of_256) tiles_of_256<L, W, T, S>(a, tile);
+  else tiles_of_32<L, W, T, S>(a, tile);
+}
+
+// One stripe with a few tokens, in equal parts of at most eight: nothing is left over for a slower way.
+template <class L, class W> void tiles_in_registers(const Activations& a, Tile tile) {
+  const int n_parts = (tile.n + most_in_registers - 1) / most_in_registers, n = tile.n;
+  float* y = tile.y;
+  const int64_t first = tile.first;
+  for (int part = 0; part < n_parts; part++) {
+    const int begin = n * part / n_parts, end = n * (part + 1) / n_parts;
+    tile.first = first + begin;
+    tile.y = y + begin * tile.y_stride;
+    switch (end - begin) {
+      case 1: tile_of<L, W, 1, 1>(a, tile); break;
+      case 2: tile_of<L, W, 2, 1>(a, tile); break;
+      case 3: tile_of<L, W, 3, 1>(a, tile); break;
+      case 4: tile_of<L, W, 4, 1>(a, tile); break;
+      case 5: tile_of<L, W, 5, 1>(a, tile); break;
+      case 6: tile_of<L, W, 6, 1>(a, tile); break;
+      case 7: tile_of<L, W, 7, 1>(a, tile); break;
+      default: tile_of<L, W, 8, 1>(a, tile);
+    }
+  }
+}
+
+template <class L, class W> void multiply_as(const Activations& a, const Work& work, int64_t bytes) {
+  for (int64_t s = work.begin; s < work.end;) {
+    const int64_t row = s * rows_of_stripe, left = work.n_rows - row;
+    Tile tile{work.weights + s * bytes, bytes, work.first, static_cast<int>(work.n), work.y + row + work.first * work.y_stride,
+              work.y_stride, static_cast<int>(left < rows_of_stripe ? left : rows_of_stripe)};
+    if constexpr (L::most_tokens_in_registers > 0) {
+      if (work.n <= L::most_tokens_in_registers) {
+        tiles_in_registers<L, W>(a, tile);
+        s++;
+        continue;
+      }
+    }
+    if constexpr (L::two_stripes) {
+      if (s + 1 < work.end) {
+        const int64_t of_second = left - rows_of_stripe;
+        tile.n_rows = static_cast<int>(of_second < rows_of_stripe ? of_second : rows_of_stripe);
+        tile_of<L, W, 0, 2>(a, tile);
+        s += 2;
+        continue;
+      }
+    }
+    tile_of<L, W, 0, 1>(a, tile);
+    s++;
+  }
+}
+
+template <class L> void multiply(const Format& format, const Activations& a, const Work& work) {
+  const int64_t bytes = stripe_bytes(format, a.n_in);
+  switch (format.type) {
+    case type_q4_0: return multiply_as<L, Q4_0>(a, work, bytes);
+    case type_q4_1: return multiply_as<L, Q4_1>(a, work, bytes);
+    case type_q5_0: return multiply_as<L, Q5_0>(a, work, bytes);
+    case type_q5_1: return multiply_as<L, Q5_1>(a, work, bytes);
+    case type_q8_0: return multiply_as<L, Q8_0>(a, work, bytes);
+    case type_q4_k: return multiply_as<L, Q4_K>(a, work, bytes);
+    case type_q5_k: return multiply_as<L, Q5_K>(a, work, bytes);
+    case type_q6_k: return multiply_as<L, Q6_K>(a, work, bytes);
+    case type_iq4_nl: return multiply_as<L, IQ4_NL>(a, work, bytes);
+    case type_iq4_xs: return multiply_as<L, IQ4_XS>(a, work, bytes);
+  }
+}
+
+}  // namespace
+}  // namespace puna
