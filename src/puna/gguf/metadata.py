@@ -120,8 +120,13 @@ class Metadata(Mapping[str, Any]):
     """
 
     def __init__(self, path: str, values: dict[str, Any]) -> None:
-        self._path = path
+        self.path = path
         self._values = values
+
+    @property
+    def values_by_key(self) -> dict[str, Any]:
+        """As they were read; not to be changed."""
+        return self._values
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]
@@ -137,7 +142,7 @@ class Metadata(Mapping[str, Any]):
         """Errors: FileFormatError when the file does not name its architecture."""
         found = self._values.get(ARCHITECTURE)
         if not isinstance(found, str) or not found:
-            raise FileFormatError(f"{self._path}: key {ARCHITECTURE!r} is missing or no text, so this is not a model")
+            raise FileFormatError(f"{self.path}: key {ARCHITECTURE!r} is missing or no text, so this is not a model")
         return found
 
     def full_key(self, key: str) -> str:
@@ -258,4 +263,4 @@ class Metadata(Mapping[str, Any]):
         self._fail(key, f"is {shown if len(shown) <= 60 else shown[:57] + '...'}, not {wanted}")
 
     def _fail(self, key: str, what: str) -> NoReturn:
-        raise FileFormatError(f"{self._path}: key {key!r} {what}")
+        raise FileFormatError(f"{self.path}: key {key!r} {what}")

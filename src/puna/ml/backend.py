@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -84,6 +84,10 @@ class Backend(Protocol):
     """A model file opened on devices. Order: tensors are asked for, allocate, then load, then contexts run."""
 
     n_layers: int
+
+    @property
+    def taken(self) -> Set[str]:
+        """The names of the file's tensors that were asked for."""
 
     def has_tensor(self, name: str) -> bool: ...
     def tensor(self, name: str, use: Use) -> Tensor: ...

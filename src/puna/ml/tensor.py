@@ -52,6 +52,9 @@ class Tensor(Protocol):
     def strides(self) -> tuple[int, int, int, int]:
         """Bytes between neighbours along each axis."""
 
+    def beside(self, other: Self) -> Self:
+        """A weight as part of the graph that *other* is in, for operations that nothing else takes part in."""
+
     def __add__(self, other: Self) -> Self: ...
     def __mul__(self, other: Self) -> Self:
         """Elementwise product; *other* is repeated along axes where it has length 1."""

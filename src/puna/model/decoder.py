@@ -22,6 +22,7 @@ from puna.nn.declare import bind, gguf
 from puna.nn.experts import Routing
 
 MAX_LAYERS = 2048
+RMS_EPS, LAYER_NORM_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class DecoderOptions:
     values_in_keys: bool = False  # a head's value is the beginning of its key
 
     is_neox: ClassVar[bool] = True  # which dimensions the family's rotation pairs
+    eps_key: ClassVar[str] = RMS_EPS  # of the family's norms; files may state both
 
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
@@ -76,7 +78,7 @@ class DecoderOptions:
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
             head_dim_v=head_dim_v,
-            eps=norm_eps(file),
+            eps=norm_eps(file, cls.eps_key),
             scale=scale,
             rope=rope_options(file, n_dims=head_dim, neox=cls.is_neox),
         )
@@ -107,10 +109,13 @@ class DecoderOptions:
         return {"q": q, "k": k, "v": v, "qkv": q + k + v, "mixed": mixed, **each}
 
 
-def norm_eps(file: GGUFFile) -> float:
+def norm_eps(file: GGUFFile, key: str = RMS_EPS) -> float:
+    """As this key states it, or the other kind of norm's where it is missing.
+
+    Errors: FileFormatError for what no norm can use.
+    """
     meta = file.metadata
-    keys = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
-    eps = meta.number(next((key for key in keys if meta.has(key)), keys[0]))
+    eps = meta.number(next((k for k in (key, RMS_EPS, LAYER_NORM_EPS) if meta.has(k)), key))
     if not (math.isfinite(eps) and eps >= 0):
         raise FileFormatError(f"{file.path}: norms cannot use the epsilon {eps}")
     return eps
@@ -174,6 +179,7 @@ class Decoder(Generic[OptionsT]):
         self.embeds = pooling_of(file) is not Pooling.NONE
         w = self.weights = bind(self.Weights, backend, file, {"layers": o.n_layers}, o.model_dims(), o.dims)
         self.n_vocab = file.tensors["token_embd.weight"].shape[1]
+        self._n_scales = sum(name.endswith(".scale") for name in file.tensors)
         factors = getattr(w, "factors", None)
         self.factors: Tensor | None = factors.choose(n_ctx, o.rope.original_ctx) if factors else None
 
@@ -251,4 +257,5 @@ class Decoder(Generic[OptionsT]):
         # Each group of sequences that attends on its own takes another 7 nodes in each layer, each expert of a token 2.
         routing = self.options.routing
         in_experts = 32 + 2 * routing.n_used if routing else 0
-        return 64 + self.options.n_layers * (self.nodes_per_layer + in_experts + 8 * limits.max_sequences)
+        in_layers = self.options.n_layers * (self.nodes_per_layer + in_experts + 8 * limits.max_sequences)
+        return 64 + in_layers + 4 * self._n_scales

@@ -19,6 +19,8 @@ class Pooling(IntEnum):
     RANK = 4  # the first token, through a classifier: a score instead of a vector
 
 
+UNSPECIFIED = 0xFFFFFFFF  # written by programs that write every key; as good as no key
+
 RANK_HEAD = frozenset({"cls.weight", "cls.output.weight"})  # of which a cross encoder has one at least
 
 
@@ -58,7 +60,7 @@ def pooling_of(file: GGUFFile) -> Pooling:
     """
     number = file.metadata.integer("pooling_type", 0)
     try:
-        pooling = Pooling(number)
+        pooling = Pooling.NONE if number in (UNSPECIFIED, -1) else Pooling(number)
     except ValueError as error:
         raise FileFormatError(f"{file.path}: pooling_type {number} is not known") from error
     if pooling is Pooling.RANK and not RANK_HEAD.intersection(file.tensors):

@@ -18,6 +18,7 @@ def rope_options(file: GGUFFile, *, n_dims: int, neox: bool = False) -> RopeOpti
     meta = file.metadata
     kind = meta.string("rope.scaling.type", "linear")
     factor = meta.number("rope.scaling.factor", 0.0) or meta.number("rope.scale_linear", 0.0)
+    ext_factor = meta.number("rope.scaling.yarn_ext_factor", -1.0)  # below 0: not stated
     base = meta.number("rope.freq_base", 10000.0)
     rotated = meta.integer("rope.dimension_count", n_dims)
     if not (math.isfinite(base) and base > 0 and math.isfinite(factor) and factor >= 0):
@@ -32,7 +33,7 @@ def rope_options(file: GGUFFile, *, n_dims: int, neox: bool = False) -> RopeOpti
         base=base,
         scale=1.0 / factor if factor and kind != "none" else 1.0,
         original_ctx=meta.integer("rope.scaling.original_context_length", meta.integer("context_length", 0)),
-        ext_factor=meta.number("rope.scaling.yarn_ext_factor", 1.0) if kind == "yarn" else 0.0,
+        ext_factor=(ext_factor if ext_factor >= 0 else 1.0) if kind == "yarn" else 0.0,
         attn_factor=meta.number("rope.scaling.attn_factor", 1.0),
         beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0),

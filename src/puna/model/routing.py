@@ -12,19 +12,26 @@ from puna.ml.tensor import Tensor
 from puna.nn.experts import Experts, Gating, Routing
 
 
-def needed_routing(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = Gating.SOFTMAX) -> Routing:
+def needed_routing(
+    file: GGUFFile, *, is_normalised: bool | None = None, gating: Gating = Gating.SOFTMAX, gating_is_stated: bool = False
+) -> Routing:
     """As routing_of, for families whose layers all have experts.
 
     Errors: FileFormatError also for a file that states none.
     """
-    routing = routing_of(file, is_normalised=is_normalised, gating=gating)
+    routing = routing_of(file, is_normalised=is_normalised, gating=gating, gating_is_stated=gating_is_stated)
     if routing is None:
         raise FileFormatError(f"{file.path}: {file.metadata.full_key('expert_count')} is missing")
     return routing
 
 
-def routing_of(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = Gating.SOFTMAX) -> Routing | None:
-    """Read ``expert_*``; the arguments are the family's ways where the file states none. None: no experts.
+def routing_of(
+    file: GGUFFile, *, is_normalised: bool | None = None, gating: Gating = Gating.SOFTMAX, gating_is_stated: bool = False
+) -> Routing | None:
+    """Read ``expert_*``. *gating* is the family's, unless *gating_is_stated* and the file does. None: no experts.
+
+    Whether the weights are normalised most families know themselves, and leave them unscaled. *is_normalised* None: the file
+    says so, ``expert_weights_norm`` and ``expert_weights_scale``.
 
     Errors: FileFormatError for numbers that no router can use.
     """
@@ -36,11 +43,11 @@ def routing_of(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = 
         return None
     if not 1 <= n_used <= n_experts <= 4096:
         raise FileFormatError(f"{file.path}: {n_used} of {n_experts} experts cannot be used")
-    scale = meta.number("expert_weights_scale", 1.0)
+    scale = meta.number("expert_weights_scale", 1.0) if is_normalised is None else 1.0
     n_groups, n_groups_used = meta.integer("expert_group_count", 0) or 1, meta.integer("expert_group_used_count", 0) or 1
     if not 1 <= n_groups_used <= n_groups or n_experts % n_groups or n_experts // n_groups * n_groups_used < n_used:
         raise FileFormatError(f"{file.path}: {n_used} of {n_experts} experts from {n_groups_used} of {n_groups} groups")
-    stated = meta.integer("expert_gating_func", 0)
+    stated = meta.integer("expert_gating_func", 0) if gating_is_stated else 0
     try:
         chosen = Gating(stated) if stated else gating
     except ValueError:
@@ -51,7 +58,7 @@ def routing_of(file: GGUFFile, *, is_normalised: bool = False, gating: Gating = 
         n_experts=n_experts,
         n_used=n_used,
         gating=chosen,
-        is_normalised=meta.boolean("expert_weights_norm", is_normalised),
+        is_normalised=meta.boolean("expert_weights_norm", False) if is_normalised is None else is_normalised,
         scale=scale,
         n_groups=n_groups,
         n_groups_used=n_groups_used,

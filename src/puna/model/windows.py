@@ -33,16 +33,24 @@ class WindowedOptions(DecoderOptions):
         if not 0 <= window < 1 << 31:
             raise FileFormatError(f"{file.path}: attention.sliding_window {window} is not usable")
         is_windowed = windowed_layers(file, o.n_layers, cls.period) if window else [False] * o.n_layers
-        base = file.metadata.number("rope.freq_base_swa", o.rope.base)
-        if not (math.isfinite(base) and base > 0):
-            raise FileFormatError(f"{file.path}: rope.freq_base_swa {base} is not usable")
-        return replace(o, window=window, is_windowed=is_windowed, window_base=base)
+        return replace(o, window=window, is_windowed=is_windowed, window_base=window_base(file, o.rope.base))
 
     def rope_of(self, layer: int) -> RopeOptions | None:
         return replace(self.rope, base=self.window_base) if self.is_windowed[layer] else self.rope
 
     def reach(self, layer: int) -> Reach:
         return Reach(window=self.window) if self.is_windowed[layer] else ALL
+
+
+def window_base(file: GGUFFile, default: float) -> float:
+    """Of the rotation in layers with a window.
+
+    Errors: FileFormatError for what no rotation can use.
+    """
+    base = file.metadata.number("rope.freq_base_swa", default)
+    if not (math.isfinite(base) and base > 0):
+        raise FileFormatError(f"{file.path}: rope.freq_base_swa {base} is not usable")
+    return base
 
 
 def windowed_layers(file: GGUFFile, n_layers: int, period: int) -> list[bool]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from puna.errors import FileFormatError, MissingTensors
@@ -33,6 +34,11 @@ def gguf(name: str, *, alt: str = "", dims: str = "", use: Use | None = None, op
     """
     meta = {"gguf": name, "alt": alt, "dims": dims.split(), "use": use, "optional": optional, "skip": skip}
     return field(metadata=meta)
+
+
+def encoding(name: str) -> Any:
+    """A field for how the file encodes the tensor *name* of the same group."""
+    return field(default=TensorType.F32, metadata={"encodes": name})
 
 
 def bind(
@@ -94,13 +100,17 @@ class _Binder:
         self.axes: dict[str, list[str]] = {}  # by tensor
 
     def group(self, cls: type[Any], prefix: str, axes: list[str], lengths: dict[str, int]) -> Any:
-        hints = get_type_hints(cls)
+        hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
         values: dict[str, Any] = {}
         self._join(cls, prefix)
         for item in fields(cls):
             if "adapts" in item.metadata:
                 changes = self.backend.low_rank(prefix + item.metadata["adapts"], item.metadata["use"])
                 values[item.name] = Adapters(changes)
+                continue
+            if "encodes" in item.metadata:
+                info = self.file.tensors.get(prefix + item.metadata["encodes"])
+                values[item.name] = info.type if info else TensorType.F32  # that it is missing is found elsewhere
                 continue
             values[item.name] = self._field(hints[item.name], item.name, item.metadata, prefix, axes, lengths)
         return cls(**values)
@@ -136,7 +146,7 @@ class _Binder:
 
     def _has_any(self, cls: type[Any], prefix: str) -> bool:
         """Whether the file has one of the tensors that such a group needs."""
-        needed = [item.metadata for item in fields(cls) if item.metadata and not item.metadata["optional"]]
+        needed = [item.metadata for item in fields(cls) if "gguf" in item.metadata and not item.metadata["optional"]]
         names = [prefix + n for meta in needed for n in (meta["gguf"], meta["alt"]) if n]
         return any(n in self.file.tensors or n + "." in self.groups for n in names)
 
@@ -171,6 +181,12 @@ class _Binder:
         if tuple(wanted) != found:
             calls_for = f"the metadata calls for {wanted} ({', '.join(axes)})"
             raise FileFormatError(f"{self.file.path}: tensor {name} has the shape {list(found)}, {calls_for}")
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """Evaluating annotations takes longer than all else, and a model has a group of the same class in each layer."""
+    return get_type_hints(cls)
 
 
 def _multiple(axis: str) -> tuple[int, str]:

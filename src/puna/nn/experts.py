@@ -12,7 +12,7 @@ from puna.ml.backend import Context, Use
 from puna.ml.tensor import Tensor
 from puna.nn.adapter import Adapters, adapted
 from puna.nn.declare import gguf
-from puna.nn.layers import Linear
+from puna.nn.layers import FeedForwardLinear, Linear
 
 # The sum of weights that others are divided by is at least this, the smallest normal F16 (as in llama.cpp).
 _SMALLEST_SUM = 2.0**-14
@@ -48,13 +48,23 @@ class ExpertLinear:
     """A matrix of each expert, [n_in, n_out, n_experts]."""
 
     weight: Tensor = gguf("weight", use=Use.EXPERTS)
+    scale: Tensor | None = gguf("scale", dims="experts", use=Use.VECTOR, optional=True)  # a factor for each matrix
     bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True, skip=1)
     adapters: Adapters = adapted("weight", Use.EXPERTS)
 
     def __call__(self, x: Tensor, experts: Tensor) -> Tensor:
         """X [n_in, n_used or 1, n], experts I32 [n_used, n]: [n_out, n_used, n]."""
-        y = self.adapters.experts(self.weight.mul_mat_id(x, experts), x, experts)
+        y = self.weight.mul_mat_id(x, experts)
+        if self.scale is not None:
+            y = y * _factors_of(self.scale, experts)
+        y = self.adapters.experts(y, x, experts)
         return y if self.bias is None else y.add_id(self.bias, experts)
+
+
+def _factors_of(scale: Tensor, experts: Tensor) -> Tensor:
+    """The numbers of scale [n_experts] that belong to experts I32 [n_used, n], as [1, n_used, n]."""
+    n_experts, n = scale.shape[0], experts.shape[1]
+    return scale.beside(experts).reshape(1, n_experts, 1).repeat(1, n_experts, n, 1).rows(experts)
 
 
 @dataclass
@@ -108,9 +118,9 @@ class SharedExpert:
 
     joins: ClassVar = ("gate", "up")
 
-    gate: Linear = gguf("ffn_gate_shexp", dims="embd ff_shared")
-    up: Linear = gguf("ffn_up_shexp", dims="embd ff_shared")
-    down: Linear = gguf("ffn_down_shexp", dims="ff_shared embd")
+    gate: FeedForwardLinear = gguf("ffn_gate_shexp", dims="embd ff_shared")
+    up: FeedForwardLinear = gguf("ffn_up_shexp", dims="embd ff_shared")
+    down: FeedForwardLinear = gguf("ffn_down_shexp", dims="ff_shared embd")
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""

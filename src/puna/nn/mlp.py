@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from puna.ml.tensor import Tensor
 from puna.nn.declare import gguf
-from puna.nn.layers import Linear
+from puna.nn.layers import FeedForwardLinear
 
 
 @dataclass
 class GatedMLP:
     joins: ClassVar = ("gate", "up")
 
-    gate: Linear = gguf("ffn_gate", dims="embd ff")
-    up: Linear = gguf("ffn_up", dims="embd ff")
-    down: Linear = gguf("ffn_down", dims="ff embd")
+    gate: FeedForwardLinear = gguf("ffn_gate", dims="embd ff")
+    up: FeedForwardLinear = gguf("ffn_up", dims="embd ff")
+    down: FeedForwardLinear = gguf("ffn_down", dims="ff embd")
 
 
 class SwiGLU(GatedMLP):
@@ -35,8 +35,8 @@ class GeGLU(GatedMLP):
 class PackedSwiGLU:
     """Gate and up in one matrix, the gate's rows first."""
 
-    gate_up: Linear = gguf("ffn_up", dims="embd 2*ff")
-    down: Linear = gguf("ffn_down", dims="ff embd")
+    gate_up: FeedForwardLinear = gguf("ffn_up", dims="embd 2*ff")
+    down: FeedForwardLinear = gguf("ffn_down", dims="ff embd")
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
@@ -47,8 +47,8 @@ class PackedSwiGLU:
 class GELU:
     """Without a gate (Hendrycks & Gimpel 2016)."""
 
-    up: Linear = gguf("ffn_up", dims="embd ff")
-    down: Linear = gguf("ffn_down", dims="ff embd")
+    up: FeedForwardLinear = gguf("ffn_up", dims="embd ff")
+    down: FeedForwardLinear = gguf("ffn_down", dims="ff embd")
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
@@ -59,8 +59,8 @@ class GELU:
 class ReLUSquared:
     """Without a gate, relu² between (So et al. 2021)."""
 
-    up: Linear = gguf("ffn_up", dims="embd ff")
-    down: Linear = gguf("ffn_down", dims="ff embd")
+    up: FeedForwardLinear = gguf("ffn_up", dims="embd ff")
+    down: FeedForwardLinear = gguf("ffn_down", dims="ff embd")
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""

@@ -1,7 +1,8 @@
 """A model file opened by the engine that runs it: Puna's own, or libllama behind the same runner.
 
 The rule is in puna.engines. A file that turns out to be nothing for Puna's engine, although its architecture is, goes to
-libllama as well, unless OLLAMA_NEW_ENGINE says otherwise: it may have tensors of other names or in another arrangement.
+libllama as well, unless OLLAMA_NEW_ENGINE says otherwise: it may have tensors of other names or in another arrangement, or
+hold something that Puna's engine would pass over.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Protocol
 from puna.compat.model import LlamaModel
 from puna.compat.model import Options as LlamaOptions
 from puna.engines import Choice, choose
-from puna.errors import MissingTensors, PunaError, UnsupportedModel
+from puna.errors import FileFormatError, LoadError, MissingTensors, OutOfMemory, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Limits, Sequences
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
-from puna.model.pooling import Encoder, Pooling, can_pool, pooling_of
+from puna.model.pooling import Encoder, Pooling, pooling_of
 from puna.model.registry import open_model
 from puna.native.selftest import verdict
 from puna.runner.embedding import MAX_TEXTS, PACKED_TOKENS
@@ -84,10 +85,13 @@ def open_file(file: GGUFFile, options: LoadOptions, n_threads: int, new_engine: 
             refusal, choice = error, Choice("compat", str(error).removeprefix(f"{file.path}: "))
     try:
         return _said(file, _open_with_libllama(file, options, n_threads, choice))
-    except PunaError:
+    except (UnsupportedModel, FileFormatError, LoadError) as error:
         if isinstance(refusal, MissingTensors):
             raise refusal from None  # it names all that are missing, not only the first
-        raise
+        if refusal is None or isinstance(error, OutOfMemory):
+            raise
+        why = str(error).removeprefix(f"{file.path}: ")
+        raise UnsupportedModel(f"{refusal}; libllama does not run the file either: {why}") from error
 
 
 def _said(file: GGUFFile, opened: Opened) -> Opened:
@@ -131,9 +135,6 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
         limits = _limits(file, options)
         model = open_model(file, backend, limits.n_ctx)
         pooling = pooling_of(file)
-        if pooling is not Pooling.NONE and not can_pool(model, pooling):
-            what = "scores" if pooling is Pooling.RANK else "embeddings"
-            raise UnsupportedModel(f"{file.path}: {what} of a {file.architecture} model are not supported yet")
         if isinstance(model, Encoder):
             limits = _limits_of_whole_texts(limits, options)
         cache = model.make_cache(backend, limits, _CACHE_TYPES[options.kv_cache_type])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,10 @@ class GGMLBackend:
             self._stack.callback(ggml().ggml_backend_sched_free, scheduler)
             self._schedulers[max_nodes] = scheduler
         return self._schedulers[max_nodes]
+
+    @property
+    def taken(self) -> Set[str]:
+        return self._weights.taken
 
     def has_tensor(self, name: str) -> bool:
         return name in self.file.tensors

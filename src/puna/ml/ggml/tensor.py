@@ -24,6 +24,9 @@ class GGMLTensor:
     def strides(self) -> tuple[int, int, int, int]:
         return structs.strides(self.address)
 
+    def beside(self, other: GGMLTensor) -> GGMLTensor:
+        return GGMLTensor(self.address, other.graph)
+
     def __add__(self, other: GGMLTensor) -> GGMLTensor:
         graph = self.graph or other.graph
         return GGMLTensor(ggml().ggml_add(graph, self.address, other.address), graph)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import mmap
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -104,6 +104,11 @@ class Weights:
         self._stack = ExitStack()
         self._stack.callback(ggml().ggml_free, self._scratch)
         self._is_allocated = False
+
+    @property
+    def taken(self) -> Set[str]:
+        """The names of the tensors that were asked for."""
+        return {part.name for weight in self._weights.values() for part in weight.parts}
 
     def tensor(self, name: str, use: Use) -> GGMLTensor:
         """A tensor of the file."""

@@ -6,13 +6,14 @@ Learned positions, biases everywhere, GELU (in ggml's approximation by tanh, whe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Cache
 from puna.ml.backend import Backend, Context
 from puna.ml.tensor import RopeOptions, Tensor
-from puna.model.decoder import DecoderOptions
+from puna.model.decoder import LAYER_NORM_EPS, DecoderOptions
 from puna.model.encoder import EncoderLayer, EncoderWeights, TextEncoder
 from puna.model.model import Inputs
 from puna.model.rank import RankHead
@@ -23,6 +24,8 @@ from puna.nn.mlp import GELU
 
 @dataclass(frozen=True)
 class Options(DecoderOptions):
+    eps_key: ClassVar[str] = LAYER_NORM_EPS
+
     def rope_of(self, layer: int) -> RopeOptions | None:
         return None
 

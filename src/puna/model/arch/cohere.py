@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import RopeOptions, Tensor
-from puna.model.decoder import Decoder, DecoderOptions, Step
+from puna.model.decoder import LAYER_NORM_EPS, Decoder, DecoderOptions, Step
 from puna.model.prenorm import Attention
 from puna.model.windows import WindowedOptions
 from puna.nn.declare import gguf
@@ -23,11 +23,11 @@ from puna.nn.mlp import SwiGLU
 
 
 @dataclass(frozen=True)
-class Options(WindowedOptions):
+class Options(DecoderOptions):
     logit_scale: float = 1.0
 
     is_neox: ClassVar[bool] = False
-    period: ClassVar[int] = 4
+    eps_key: ClassVar[str] = LAYER_NORM_EPS
 
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
@@ -38,7 +38,9 @@ class Options(WindowedOptions):
 
 
 @dataclass(frozen=True)
-class Options2(Options):
+class Options2(WindowedOptions, Options):
+    period: ClassVar[int] = 4
+
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
         o = super().read(file)

@@ -77,7 +77,7 @@ class Options(PreNormOptions):
             kv_rank=kv_rank,
             own_dim=key_dim - n_rope,
             value_dim=value_dim,
-            routing=routing_of(file, gating=_gating(file, o.n_layers, cls.gating)),
+            routing=routing_of(file, gating=_gating(file, o.n_layers, cls.gating), gating_is_stated=True),
             temperature=_temperature(file),
         )
         return o._stretched(file)

@@ -50,8 +50,9 @@ class Options(GemmaOptions):
 
     def rope_of(self, layer: int) -> RopeOptions | None:
         """Layers with a window are not stretched."""
-        local = RopeOptions(n_dims=self.rope.n_dims, neox=True, base=self.window_base)
-        return local if self.is_windowed[layer] else self.rope
+        rope = self.rope
+        local = RopeOptions(rope.n_dims, neox=True, base=self.window_base, attn_factor=rope.attn_factor)
+        return local if self.is_windowed[layer] else rope
 
 
 @dataclass

@@ -25,7 +25,7 @@ from puna.nn.layers import Embedding, Linear, RMSNorm
 from puna.nn.mlp import GatedMLP
 
 # What llama.cpp knows without asking the file.
-N_STREAMS, N_OWN_KEYS, N_SPARSE_LAYERS, WINDOW_BASE = 4, 20, 10, 10000.0
+N_STREAMS, N_OWN_KEYS, N_SPARSE_LAYERS, WINDOW_BASE, LOGIT_CAP = 4, 20, 10, 10000.0, 30.0
 SPARSITY = 1.6448533535003662  # standard deviations: 95 of 100 of a normal distribution lie below
 
 
@@ -38,7 +38,6 @@ class Options(GemmaOptions):
     sparsity: list[float] = field(default_factory=list)  # per layer; 0: dense
 
     period: ClassVar[int] = 5
-    default_logit_cap: ClassVar[float] = 30.0
 
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
@@ -59,6 +58,7 @@ class Options(GemmaOptions):
         return replace(
             o,
             scale=1.0,
+            logit_cap=LOGIT_CAP,
             window_base=base,
             n_streams=n_streams,
             active=active,
@@ -69,7 +69,9 @@ class Options(GemmaOptions):
 
     def rope_of(self, layer: int) -> RopeOptions:
         """Layers with a window are not stretched."""
-        return RopeOptions(self.rope.n_dims, neox=True, base=self.window_base) if self.is_windowed[layer] else self.rope
+        rope = self.rope
+        local = RopeOptions(rope.n_dims, neox=True, base=self.window_base, attn_factor=rope.attn_factor)
+        return local if self.is_windowed[layer] else rope
 
     def cached(self, layer: int) -> tuple[int, int, int]:
         n_heads, head_dim_k, head_dim_v = super().cached(layer)

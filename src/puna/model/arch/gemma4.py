@@ -55,7 +55,7 @@ class Options(GemmaOptions):
         n_given = meta.integer("embedding_length_per_layer_input", 0)
         if n_given < 0:
             raise FileFormatError(f"{file.path}: {meta.full_key('embedding_length_per_layer_input')} {n_given} is not usable")
-        routing = routing_of(file)
+        routing = routing_of(file, is_normalised=True)
         return replace(
             o,
             scale=1.0,
@@ -65,7 +65,7 @@ class Options(GemmaOptions):
             window_rope_dims=rotated,
             n_given=n_given,
             donors=donors(file, o.is_windowed, 0),
-            routing=replace(routing, gating=Gating.SOFTMAX, is_normalised=True, scale=1.0) if routing else None,
+            routing=replace(routing, gating=Gating.SOFTMAX) if routing else None,
         )
 
     def head_dim_of(self, layer: int) -> int:
@@ -73,7 +73,8 @@ class Options(GemmaOptions):
 
     def rope_of(self, layer: int) -> RopeOptions:
         """Layers with a window are not stretched."""
-        return RopeOptions(self.window_rope_dims, neox=True, base=self.window_base) if self.is_windowed[layer] else self.rope
+        n_dims, base, factor = self.window_rope_dims, self.window_base, self.rope.attn_factor
+        return RopeOptions(n_dims, neox=True, base=base, attn_factor=factor) if self.is_windowed[layer] else self.rope
 
     def cached(self, layer: int) -> tuple[int, int, int]:
         n_heads, head_dim = self.n_kv_heads[layer], self.head_dim_of(layer)
@@ -136,14 +137,23 @@ class Attention:
 
 
 @dataclass
+class Router(Linear):
+    """Its scale has a factor for each value that goes in."""
+
+    scale: Tensor = gguf("scale", dims="embd", use=Use.VECTOR)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        return self.adapters.linear(self.product(x), x)
+
+
+@dataclass
 class Mixture:
     """Experts beside the MLP; both get the residual through norms of their own and are normalised before they add up."""
 
     gate_up: SeparateGateUp | PackedGateUp
-    router: Linear = gguf("ffn_gate_inp", dims="embd experts")
-    router_scale: Tensor = gguf("ffn_gate_inp.scale", dims="embd", use=Use.VECTOR)
+    router: Router = gguf("ffn_gate_inp", dims="embd experts")
     down: ExpertLinear = gguf("ffn_down_exps", dims="ff_expert embd experts")
-    down_scale: Tensor | None = gguf("ffn_down_exps.scale", dims="experts", use=Use.VECTOR, optional=True)
     norm: RMSNorm = gguf("pre_ffw_norm_2", dims="embd")
     post_norm: RMSNorm = gguf("post_ffw_norm_2", dims="embd")
     mlp_post_norm: RMSNorm = gguf("post_ffw_norm_1", dims="embd")
@@ -152,14 +162,10 @@ class Mixture:
         """X [n_embd, n] to [n_embd, n]."""
         assert o.routing is not None, "routing_of refuses a file that has experts and states none"
         n = x.shape[1]
-        scores = self.router(x.rms_norm(o.eps).scale(o.n_embd**-0.5) * self.router_scale)
+        scores = self.router(x.rms_norm(o.eps).scale(o.n_embd**-0.5))
         experts, weights = choose(step.ctx, scores, o.routing)
         gate, up = self.gate_up(self.norm(x, o.eps).reshape(o.n_embd, 1, n), experts)
         outputs = self.down(gate.geglu(up), experts)
-        if self.down_scale is not None:
-            n_experts = o.routing.n_experts
-            scales = step.ctx.use(self.down_scale).reshape(1, n_experts, 1).repeat(1, n_experts, n, 1)
-            outputs = outputs * scales.rows(experts)
         return self.post_norm(weighted_sum(outputs, weights), o.eps)
 
 

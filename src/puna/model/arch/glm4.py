@@ -14,7 +14,7 @@ from puna.ml.tensor import Tensor
 from puna.model import prenorm
 from puna.model.decoder import Decoder, DecoderOptions, Step
 from puna.nn.declare import gguf
-from puna.nn.layers import Embedding, Linear, PreciseLinear, RMSNorm
+from puna.nn.layers import Embedding, Linear, PreciseFeedForwardLinear, PreciseLinear, RMSNorm
 from puna.nn.mlp import PackedSwiGLU
 
 
@@ -37,7 +37,7 @@ class Attention(prenorm.Attention):
 
 @dataclass
 class MLP(PackedSwiGLU):
-    down: PreciseLinear = gguf("ffn_down", dims="ff embd")
+    down: PreciseFeedForwardLinear = gguf("ffn_down", dims="ff embd")
 
 
 @dataclass

@@ -19,14 +19,14 @@ from puna.model.routing import needed_routing
 from puna.nn import mlp
 from puna.nn.declare import gguf
 from puna.nn.experts import Experts, Gating
-from puna.nn.layers import PreciseLinear, RMSNorm
+from puna.nn.layers import PreciseFeedForwardLinear, PreciseLinear, RMSNorm
 
 
 @dataclass(frozen=True)
 class Options(PreNormOptions):
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
-        return replace(super().read(file), routing=needed_routing(file, gating=Gating.SIGMOID))
+        return replace(super().read(file), routing=needed_routing(file, gating=Gating.SIGMOID, gating_is_stated=True))
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Attention(prenorm.Attention):
 
 @dataclass
 class SwiGLU(mlp.SwiGLU):
-    down: PreciseLinear = gguf("ffn_down", dims="ff embd")
+    down: PreciseFeedForwardLinear = gguf("ffn_down", dims="ff embd")
 
 
 @dataclass

@@ -35,7 +35,7 @@ class Options(WindowedOptions):
         o = super().read(file)
         if not file.metadata.has("rope.scaling.type"):  # the ancestor's files: YaRN is meant
             o = replace(o, rope=replace(o.rope, ext_factor=float(o.rope.scale != 1.0)))
-        return replace(o, routing=replace(needed_routing(file), gating=Gating.SOFTMAX_OF_CHOSEN, is_normalised=False))
+        return replace(o, routing=replace(needed_routing(file, is_normalised=False), gating=Gating.SOFTMAX_OF_CHOSEN))
 
 
 @dataclass

@@ -35,10 +35,13 @@ class Options(HybridOptions):
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
         (conv,) = state_sizes(file, "shortconv.l_cache")
-        window = file.metadata.integer("attention.sliding_window", 0)
+        # As llama.cpp has it: the models with experts know no window.
+        window = file.metadata.integer("attention.sliding_window", 0) if file.architecture == "lfm2" else 0
         if conv < 2 or not 0 <= window < 1 << 31:
             raise FileFormatError(f"{file.path}: shortconv.l_cache {conv} or attention.sliding_window {window} is not usable")
-        return replace(super().read(file), conv=conv, window=window, routing=routing_of(file, is_normalised=True))
+        return replace(
+            super().read(file), conv=conv, window=window, routing=routing_of(file, is_normalised=True, gating_is_stated=True)
+        )
 
     def reach(self, layer: int) -> Reach:
         return Reach(window=self.window) if self.window else ALL

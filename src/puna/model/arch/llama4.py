@@ -20,7 +20,7 @@ from puna.model.decoder import Step
 from puna.model.prenorm import PreNormDecoder, PreNormLayer, PreNormOptions, PreNormWeights
 from puna.model.routing import needed_routing
 from puna.model.temperature import Temperature
-from puna.model.windows import windowed_layers
+from puna.model.windows import window_base, windowed_layers
 from puna.nn.attention import attention
 from puna.nn.declare import gguf
 from puna.nn.experts import Experts, Gating
@@ -36,6 +36,7 @@ N_EXPERTS_WITHOUT_NORMS = 128  # Maverick
 class Options(PreNormOptions):
     chunk: int = CHUNK
     is_chunked: list[bool] = field(default_factory=list)  # per layer
+    chunk_base: float = 0.0  # of the rotation in such layers
     has_norms: bool = True  # of queries and keys, where they rotate
 
     is_neox: ClassVar[bool] = False
@@ -48,17 +49,20 @@ class Options(PreNormOptions):
             raise FileFormatError(f"{file.path}: {meta.full_key('attention.chunk_size')} {chunk} is not usable")
         if meta.integer("attention.sliding_window", chunk) == 0:
             raise UnsupportedModel(f"{file.path}: a llama4 without chunks is not supported")
-        routing = replace(needed_routing(file), gating=Gating.SIGMOID, is_normalised=False, scale=1.0)
+        routing = replace(needed_routing(file, is_normalised=False), gating=Gating.SIGMOID)
         return replace(
             o,
             chunk=chunk,
             is_chunked=windowed_layers(file, o.n_layers, PERIOD),
+            chunk_base=window_base(file, o.rope.base),
             has_norms=routing.n_experts != N_EXPERTS_WITHOUT_NORMS,
             routing=replace(routing, ranks_scores=True, weighs_inputs=True),
         )
 
     def rope_of(self, layer: int) -> RopeOptions | None:
-        return self.rope if (layer + 1) % PERIOD else None
+        if not (layer + 1) % PERIOD:
+            return None
+        return replace(self.rope, base=self.chunk_base) if self.is_chunked[layer] else self.rope
 
     def reach(self, layer: int) -> Reach:
         return Reach(chunk=self.chunk) if self.is_chunked[layer] else ALL

@@ -20,7 +20,7 @@ from puna.model.prenorm import Attention
 from puna.model.routing import routing_of
 from puna.nn.declare import gguf
 from puna.nn.experts import ExpertLinear, Gating, Routing, choose, weighted_sum
-from puna.nn.layers import Linear, RMSNorm
+from puna.nn.layers import FeedForwardLinear, Linear, RMSNorm
 from puna.nn.mamba2 import Mamba2, MambaShape
 from puna.nn.mlp import ReLUSquared
 
@@ -34,11 +34,12 @@ class Options(HybridOptions):
     def read(cls, file: GGUFFile) -> Self:
         o = super().read(file)
         is_narrow = any(name.endswith(".ffn_latent_down.weight") for name in file.tensors)
+        is_stated = file.metadata.integer("moe_latent_size", 0) != 0
         return replace(
             o,
             mamba=mamba_shape(file),
             routing=routing_of(file, gating=Gating.SIGMOID),
-            latent=state_sizes(file, "moe_latent_size")[0] if is_narrow else o.n_embd,
+            latent=state_sizes(file, "moe_latent_size")[0] if is_narrow and is_stated else o.n_embd,
         )
 
     def rope_of(self, layer: int) -> RopeOptions | None:
@@ -63,8 +64,8 @@ class Experts:
     selection_bias: Tensor = gguf("exp_probs_b.bias", dims="experts", use=Use.VECTOR)
     up: ExpertLinear = gguf("ffn_up_exps", dims="latent ff_expert experts")
     down: ExpertLinear = gguf("ffn_down_exps", dims="ff_expert latent experts")
-    shared_up: Linear = gguf("ffn_up_shexp", dims="embd ff_shared")
-    shared_down: Linear = gguf("ffn_down_shexp", dims="ff_shared embd")
+    shared_up: FeedForwardLinear = gguf("ffn_up_shexp", dims="embd ff_shared")
+    shared_down: FeedForwardLinear = gguf("ffn_down_shexp", dims="ff_shared embd")
 
     def __call__(self, ctx: Context, x: Tensor, routing: Routing) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""

@@ -6,10 +6,10 @@ BERT with rotary positions, queries, keys and values from one matrix, SwiGLU, an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from puna.gguf.reader import GGUFFile
-from puna.model.decoder import DecoderOptions
+from puna.model.decoder import LAYER_NORM_EPS, DecoderOptions
 from puna.model.encoder import EncoderLayer, EncoderWeights, TextEncoder
 from puna.nn.declare import gguf
 from puna.nn.mlp import SwiGLU
@@ -19,6 +19,8 @@ BASE = 1000.0  # of the rotation, in files that do not say
 
 @dataclass(frozen=True)
 class Options(DecoderOptions):
+    eps_key: ClassVar[str] = LAYER_NORM_EPS
+
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
         o = super().read(file)

@@ -24,7 +24,7 @@ class Options(WindowedOptions):
 
     def rope_of(self, layer: int) -> RopeOptions:
         rope = self.rope
-        return RopeOptions(rope.n_dims, rope.neox, self.window_base) if self.is_windowed[layer] else rope
+        return RopeOptions(rope.n_dims, rope.neox, rope.base) if self.is_windowed[layer] else rope
 
 
 @dataclass

@@ -20,7 +20,7 @@ from puna.nn.experts import Experts, GatedSharedExpert
 class Options(PreNormOptions):
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
-        return replace(super().read(file), routing=needed_routing(file))
+        return replace(super().read(file), routing=needed_routing(file, is_normalised=False))
 
 
 @dataclass

@@ -65,9 +65,12 @@ def delta_net_shape(file: GGUFFile, is_interleaved: bool) -> DeltaNetShape:
 
 
 def _check_sections(file: GGUFFile, n_pairs: int) -> None:
-    """Pairs take turns between time, height and width; one that belongs to no section would not be rotated at all."""
+    """Pairs take turns between time, height and width; one that belongs to no section would not be rotated at all.
+
+    Sections of no pairs at all are none.
+    """
     sections = file.metadata.integers("rope.dimension_sections", [])[:3]
-    if sections and any(i >= 3 * sections[i % 3] for i in range(n_pairs) if i % 3 < len(sections)):
+    if any(sections) and any(i >= 3 * sections[i % 3] for i in range(n_pairs) if i % 3 < len(sections)):
         key = file.metadata.full_key("rope.dimension_sections")
         raise FileFormatError(f"{file.path}: {key} {sections} do not cover the {n_pairs} pairs that are rotated")
 

@@ -7,11 +7,18 @@ head. Its window of 4096 is left out, as in llama.cpp: files do not state it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from puna.model.decoder import LAYER_NORM_EPS
 from puna.model.prenorm import PreNormDecoder, PreNormLayer, PreNormOptions, PreNormWeights
 from puna.nn.declare import gguf
 from puna.nn.layers import LayerNorm
 from puna.nn.mlp import GELU
+
+
+@dataclass(frozen=True)
+class Options(PreNormOptions):
+    eps_key: ClassVar[str] = LAYER_NORM_EPS
 
 
 @dataclass
@@ -27,6 +34,6 @@ class Weights(PreNormWeights):
     output_norm: LayerNorm = gguf("output_norm", dims="embd")
 
 
-class StarCoder2(PreNormDecoder[PreNormOptions]):
-    Options = PreNormOptions
+class StarCoder2(PreNormDecoder[Options]):
+    Options = Options
     Weights = Weights

@@ -27,8 +27,9 @@ from puna.api.models import (
     TagsResponse,
     local_time,
 )
-from puna.engines import Choice, EngineName, choose
+from puna.engines import Choice, EngineName
 from puna.errors import BadRequest, InvalidName, NotFound, TemplateError
+from puna.model.look import engine_at
 from puna.prompt.gotemplate import GoTemplate
 from puna.server.bodies import NDJSON, Stream, json_response, read_json
 from puna.server.errors import describe, native_body
@@ -95,13 +96,13 @@ async def show_model(request: Request) -> Response:
 
 
 def _engine(state: Any, model: StoredModel) -> Choice | None:
-    """What runs a loaded model; else what will, as far as its architecture tells."""
+    """What runs a loaded model; else what will, as far as its file tells."""
     if model.weights_path is None or model.file is None:
         return None
     reply: LoadReply | None = state.scheduler.reply_of(model.weights_path)
     if reply is not None and reply.engine:
         return Choice(cast(EngineName, reply.engine), reply.engine_reason)
-    return choose(model.file.architecture, state.settings.new_engine)
+    return engine_at(model.weights_path, state.settings.new_engine)
 
 
 async def delete_model(request: Request) -> Response:
