@@ -23,7 +23,8 @@ async def until_stalled(runner: Runner, stall_timeout_s: float) -> str:
             return str(error) if runner.is_alive else ""
         if health.status != "ready":
             return f"the runner has lost its model: it is {health.status}{f', {health.error}' if health.error else ''}"
-        if not health.active or health.steps != n_steps:
+        if not (health.active or health.waiting) or health.steps != n_steps:
             n_steps, since = health.steps, clock()
         elif clock() - since > stall_timeout_s:
-            return f"the runner made no progress for {stall_timeout_s:g} s with {health.active} requests at work"
+            n_requests = f"{health.active} requests at work" + (f" and {health.waiting} waiting" if health.waiting else "")
+            return f"the runner made no progress for {stall_timeout_s:g} s with {n_requests}"

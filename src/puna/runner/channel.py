@@ -153,7 +153,7 @@ class Channel:
                 self._tally.add("requests")
                 require_ready(self._service)
                 exchange.started(self._service.submit(command.request, exchange.emit))
-        except Exception as error:
+        except BaseException as error:  # a panic in a grammar's compiler is no Exception
             if self._is_closed:  # that it came too late to be started is no answer either
                 return
             reply = failed(error)

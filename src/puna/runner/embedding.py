@@ -21,6 +21,7 @@ from puna.errors import BadRequest, ContextOverflow, PunaError
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.batch import batch
 from puna.model.pooling import Pooling
+from puna.runner.failures import deliver
 from puna.runner.request import Reason, Request
 from puna.runner.schedule import Progress
 from puna.runner.step import Compute
@@ -110,16 +111,17 @@ class EmbeddingJob:
                 truncated_count=self._n_truncated,
                 has_probabilities=self._has_probabilities,
             )
-            self._emit(reply)
+            deliver(self._emit, reply)
 
     def finish(self, reason: Reason) -> None:
         """End it early; the only reason there is, is that nobody wants the answer any more."""
         self.fail(PunaError("the request was cancelled"), status=499)
 
-    def fail(self, error: Exception, status: int = 500) -> None:
+    def fail(self, error: BaseException, status: int = 500) -> None:
+        """Never raises."""
         if not self.is_done:
             self.is_done = self.is_cancelled = True
-            self._emit(Failed(error=str(error) or type(error).__name__, status=status))
+            deliver(self._emit, Failed(error=str(error) or type(error).__name__, status=status))
 
 
 class EmbeddedText:
@@ -176,7 +178,7 @@ class EmbeddedText:
         self._end()
         self._job.finish(reason)
 
-    def fail(self, error: Exception, status: int = 500) -> None:
+    def fail(self, error: BaseException, status: int = 500) -> None:
         self._end()
         self._job.fail(error, status)
 

@@ -59,6 +59,8 @@ from puna.wire import (
 
 log = logging.getLogger(__name__)
 
+ENDED = Health(status="error", error="the engine's thread has ended")
+
 
 class RequestHandle:
     """Lets the submitter end its request."""
@@ -100,7 +102,7 @@ class Engine:
     # Loading.
 
     def health(self) -> Health:
-        h = self._health
+        h = self._health if self._is_computing() else ENDED
         n_cells, n_free = self._cells()
         slots = self._slots
         attic = slots.attic if slots else None
@@ -162,17 +164,36 @@ class Engine:
         self._thread.start()
         return reply
 
+    def _is_computing(self) -> bool:
+        """Whether the thread is there that the state speaks of."""
+        thread = self._thread
+        return thread is None or thread.is_alive() or self._health.status not in ("ready", "loading")
+
     def _run(self) -> None:
         loaded = self._need()
         try:
             read_weights(loaded, lambda share: self._set_health(Health(status="loading", progress=share)))
-        except Exception as error:
+        except BaseException as error:
             log.exception("the weights could not be read")
-            self._set_health(Health(status="error", error=str(error) or type(error).__name__))
+            self._give_up(error)
             return
         self._set_health(Health(status="ready", progress=1.0))
-        while self._wait_for_work():
-            self._turn()
+        try:
+            while self._wait_for_work():
+                self._turn()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """Nothing is computed any more: everyone is told why, and so is whoever asks for the state. Never raises."""
+        with self._lock:
+            self._health = Health(status="error", error=str(error) or type(error).__name__)
+            unlucky = [*self._running, *self._waiting]
+            self._running.clear()
+            self._waiting.clear()
+        for request in unlucky:
+            request.fail(error)
 
     def _set_health(self, health: Health) -> None:
         self._health = health
@@ -203,7 +224,7 @@ class Engine:
 
     def _queue(self, request: Waiting) -> RequestHandle:
         with self._lock:
-            if self._is_closing or self._health.status not in ("ready", "loading"):
+            if self._is_closing or self._health.status not in ("ready", "loading") or not self._is_computing():
                 raise NotLoaded
             self._waiting.append(request)
             self._work.notify()
@@ -237,16 +258,23 @@ class Engine:
             return not self._is_closing
 
     def _turn(self) -> None:
-        """All that lies between one step and the next."""
+        """All that lies between one step and the next. Never raises: without its thread every request would wait for ever."""
         try:
             self._admit()
             self._step()
-            for call in self._after_step:
-                call()
+            self._call_after_step()
             self._retire()
-        except Exception as error:  # without this thread every request would wait for ever
+        except BaseException as error:  # a panic in a library is no Exception
             log.exception("the engine is out of step; every request fails, the next ones start afresh")
             self._start_afresh(error)
+            self._call_after_step()
+
+    def _call_after_step(self) -> None:
+        for call in self._after_step:
+            try:
+                call()
+            except BaseException:
+                log.exception("what follows a step could not be done")
 
     def _admit(self) -> None:
         """Start those who wait, as long as there are places."""
@@ -331,7 +359,7 @@ class Engine:
                     is_last = loaded.pooling is Pooling.RANK and not loaded.is_encoder
                     pooling = Pooling.LAST if is_last else loaded.pooling
                     embed(loaded.forward, pooling, [(r, n) for r, n in chosen if isinstance(r, EmbeddedText)])
-        except Exception as error:  # one bad batch must not end the process: it ends the requests that were in it
+        except BaseException as error:  # one bad batch must not end the process: it ends the requests that were in it
             log.exception("a step failed")
             for request, _ in chosen:
                 request.fail(error)
@@ -409,15 +437,20 @@ class Engine:
             self._slots.release(request.slot)
             self._running.remove(request)
 
-    def _start_afresh(self, error: Exception) -> None:
-        assert self._slots is not None
+    def _start_afresh(self, error: BaseException) -> None:
+        """Everyone fails, and nothing is held; if not even that can be had, the model is of no use any more. Never raises."""
         with self._lock:
             unlucky = [*self._running, *self._waiting]
             self._running.clear()
             self._waiting.clear()
         for request in unlucky:
             request.fail(error)
-        self._slots.start_afresh()
+        try:
+            assert self._slots is not None
+            self._slots.start_afresh()
+        except BaseException as worse:
+            log.exception("what sequences hold cannot be forgotten")
+            self._give_up(worse)
 
     # The end.
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
 from puna.errors import BadRequest, NotFound, Overloaded, PunaError, UnsupportedModel
 from puna.runner.service import EngineService, NotLoaded
 from puna.wire import Failed
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 _STATUS: tuple[tuple[type[PunaError], int], ...] = (
     (BadRequest, 400),
@@ -16,7 +24,15 @@ _STATUS: tuple[tuple[type[PunaError], int], ...] = (
 )
 
 
-def failed(error: Exception) -> Failed:
+def deliver(emit: Callable[[R], None], reply: R) -> None:
+    """Say the last message of a request; an error in who takes it is nobody else's. Never raises."""
+    try:
+        emit(reply)
+    except BaseException:
+        log.exception("a last message could not be delivered")
+
+
+def failed(error: BaseException) -> Failed:
     if isinstance(error, PunaError):
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
         return Failed(error=str(error), status=status, lacks_model=isinstance(error, NotLoaded))

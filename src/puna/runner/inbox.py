@@ -5,8 +5,11 @@ Imports nothing heavy: lines may come before anything that understands them is t
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 
 class Inbox:
@@ -31,12 +34,20 @@ class Inbox:
                 self._kept += lines
                 return
         for line in lines:
-            self._handle(line)
+            _do(self._handle, line)
 
     def follow(self, handle: Callable[[bytes], None]) -> None:
         """Have every line handled: those that came before at once, the others on the thread that feeds."""
         with self._lock:  # held meanwhile, so that no later line comes before these
             for line in self._kept:
-                handle(line)
+                _do(handle, line)
             self._kept.clear()
             self._handle = handle
+
+
+def _do(handle: Callable[[bytes], None], line: bytes) -> None:
+    """A line that cannot be dealt with keeps none of the others from that."""
+    try:
+        handle(line)
+    except BaseException:
+        log.exception("a line of the parent's cannot be dealt with")

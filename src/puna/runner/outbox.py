@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from contextlib import suppress
 
 import msgspec
 
-from puna.wire import Addressed, Answer, Reply
+from puna.wire import Addressed, Answer, Failed, Reply
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class Outbox:
         self._encode = msgspec.json.Encoder().encode
         self._replies: list[Addressed] = []
         self._unsent = bytearray()
+        self._is_writing = False  # somebody waits for the parent to read
         self._n_of_answers = 0  # bytes that joined what is unsent, at most
 
     @property
@@ -44,16 +46,35 @@ class Outbox:
 
     def flush(self) -> None:
         with self._lock:
-            if not self._replies:
-                return
-            line = self._encode(self._replies) + b"\n"
-            self._replies.clear()
-            is_writing = bool(self._unsent)
-            self._unsent += line if is_writing else line[self._send(line, socket.MSG_DONTWAIT) :]
+            if self._replies:
+                line = self._line()
+                self._replies.clear()
+                self._unsent += line if self._unsent else line[self._send(line, socket.MSG_DONTWAIT) :]
             if not self._unsent:
                 self._n_of_answers = 0
-            elif not is_writing:
-                threading.Thread(target=self._write_rest, name="outbox", daemon=True).start()
+            elif not self._is_writing:
+                self._start_writing()
+
+    def _start_writing(self) -> None:
+        try:
+            threading.Thread(target=self._write_rest, name="outbox", daemon=True).start()
+            self._is_writing = True
+        except RuntimeError:  # no more threads: tried again with the next flush
+            log.exception("nobody can write to the parent now")
+
+    def _line(self) -> bytes:
+        """All replies; in the place of one that cannot be written, why."""
+        with suppress(Exception):
+            return self._encode(self._replies) + b"\n"
+        return self._encode([(number, self._writable(reply)) for number, reply in self._replies]) + b"\n"
+
+    def _writable(self, reply: Reply) -> Reply:
+        try:
+            self._encode(reply)
+            return reply
+        except Exception as error:
+            log.exception("a reply cannot be written")
+            return Failed(error=f"a reply cannot be written: {type(error).__name__}", status=500)
 
     def _write_rest(self) -> None:
         while True:
@@ -63,6 +84,7 @@ class Outbox:
                 del self._unsent[:n_sent]
                 if not self._unsent:
                     self._n_of_answers = 0
+                    self._is_writing = False
                     return
 
     def _send(self, data: bytes, flags: int = 0) -> int:

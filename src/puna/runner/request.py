@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from puna.errors import BadRequest, ContextOverflow
+from puna.runner.failures import deliver
 from puna.runner.groups import Group, cut, without
 from puna.runner.schedule import Progress
 from puna.runner.text import TextStream
@@ -26,6 +28,8 @@ from puna.wire import (
     Piece,
     TokenLogprob,
 )
+
+log = logging.getLogger(__name__)
 
 Emit = Callable[[CompletionReply], None]
 Reason = Literal["stop", "length", "cancelled"]
@@ -160,41 +164,61 @@ class Request:
         self._emit(Piece(content=text, logprobs=sent))
 
     def finish(self, reason: Reason) -> None:
-        """The one terminal reply, after what was held back."""
+        """The one terminal reply, after what was held back; if that cannot be said, it is a failure. Never raises."""
         if self.is_done:
             return
-        self.is_done = True
-        if self.matcher is not None:
-            self.matcher.join()
+        try:
+            self._release()
+            self._say_rest(reason)
+            done = self._done(reason)
+        except BaseException as error:
+            log.exception("an answer could not be ended as it should")
+            self.fail(error)
+        else:
+            self._end(done)
+
+    def _say_rest(self, reason: Reason) -> None:
         held = self._text.finish()
         if reason != "cancelled":
             if held:
                 self._say(held)
             if self._held_logprobs and not self._text.stopped:
                 self._emit(Piece(content="", logprobs=[logprob for _, logprob in self._held_logprobs]))
+
+    def _done(self, reason: Reason) -> Done:
         now = time.perf_counter_ns()
         started, first = self._started or now, self._first_token or now
-        self._emit(
-            Done(
-                reason="stop" if self._text.stopped and reason == "length" else reason,
-                prompt_eval_count=self.n_prompt,
-                cached_count=self.n_cached,
-                prompt_eval_duration=first - started,
-                eval_count=self.n_generated,
-                eval_duration=now - first,
-                tokens=[*self._prompt_tokens, *self._answer] if self.wire.return_tokens else [],
-                stop_sequence=self._text.stop_sequence,
-                thought_count=self._thoughts.n_tokens if self._thoughts is not None else 0,
-                truncated_count=self.n_truncated,
-            )
+        return Done(
+            reason="stop" if self._text.stopped and reason == "length" else reason,
+            prompt_eval_count=self.n_prompt,
+            cached_count=self.n_cached,
+            prompt_eval_duration=first - started,
+            eval_count=self.n_generated,
+            eval_duration=now - first,
+            tokens=[*self._prompt_tokens, *self._answer] if self.wire.return_tokens else [],
+            stop_sequence=self._text.stop_sequence,
+            thought_count=self._thoughts.n_tokens if self._thoughts is not None else 0,
+            truncated_count=self.n_truncated,
         )
 
-    def fail(self, error: Exception, status: int = 500) -> None:
-        if not self.is_done:
-            self.is_done = True
-            if self.matcher is not None:
-                self.matcher.join()
-            self._emit(Failed(error=str(error) or type(error).__name__, status=status))
+    def fail(self, error: BaseException, status: int = 500) -> None:
+        """The one terminal reply. Never raises."""
+        if self.is_done:
+            return
+        try:
+            self._release()
+        except BaseException:
+            log.exception("a grammar could not be given up")
+        self._end(Failed(error=str(error) or type(error).__name__, status=status))
+
+    def _release(self) -> None:
+        matcher, self.matcher = self.matcher, None
+        if matcher is not None:
+            matcher.join()
+
+    def _end(self, last: Done | Failed) -> None:
+        self.is_done = True
+        deliver(self._emit, last)
 
 
 def _matcher(grammar: Grammar, tokenizer: Tokenizer) -> Matcher:

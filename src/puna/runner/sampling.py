@@ -79,7 +79,7 @@ class _Alone:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
+        if error is None:
             return False
         is_grammar = isinstance(error, GrammarError)
         if not is_grammar:
@@ -92,7 +92,7 @@ def _choose(chances: Sequence[_Chance]) -> list[tuple[_Chance, int | SampleError
     """A token for each; those whose options cannot be computed with are left out, and have ended."""
     try:
         return list(zip(chances, _tokens_of(chances), strict=True))
-    except Exception:
+    except BaseException:
         log.exception("choosing tokens together has failed, each is chosen alone")
     found: list[tuple[_Chance, int | SampleError]] = []
     for chance in chances:

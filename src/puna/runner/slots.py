@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from puna.kvcache.cache import Sequences, resume_point
+from puna.kvcache.cells import CacheFull
 from puna.runner.attic import MIN_LOST, Attic, Entry
 from puna.runner.groups import Group, whole
 from puna.runner.prefixes import PrefixTree
@@ -192,7 +193,7 @@ class Slots:
         return (slot, length) if self._restore(slot, entry, length) else None
 
     def _restore(self, slot: Slot, entry: Entry, length: int) -> int:
-        """Put an entry's first *length* tokens into a slot; 0, and nothing has changed, where that finds no room.
+        """Put an entry's first *length* tokens into a slot; 0 where that finds no room.
 
         As for tokens that are computed, idle prefixes give way.
         """
@@ -206,7 +207,10 @@ class Slots:
         self.empty(slot.sequence)
         while self._cache.n_free < length and self.evict():
             pass
-        self.attic.bring_back(entry, slot.sequence, length)
+        try:
+            self.attic.bring_back(entry, slot.sequence, length)
+        except CacheFull:
+            return 0
         return length
 
     def put_away(self, sequence: int) -> None:

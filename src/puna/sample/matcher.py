@@ -6,6 +6,7 @@ since that takes longer than the start of a runner should, and most runners neve
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from puna.sample.transforms import Floats
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Bits = NDArray[np.uint32]  # one per token, the lowest bit of the first word is token 0
@@ -79,13 +82,23 @@ class Matcher:
             fill(self._matcher, bits)
         except GrammarError as error:
             self._error = error
+        except BaseException as error:  # others' masks are computed after this one
+            log.exception("a grammar cannot go on")
+            self._error = GrammarError(one_line(str(error)) or type(error).__name__)
         self._bits = bits
 
     def join(self) -> None:
-        """Wait until nothing is being computed: after this nobody uses the vocabulary for this matcher."""
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
+        """Wait until nothing is being computed: after this nobody uses the vocabulary for this matcher. Never raises.
+
+        An error is kept for ``allowed``.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            try:
+                pending.result()
+            except BaseException as error:
+                log.exception("what a grammar allows was not computed")
+                self._error = GrammarError(one_line(str(error)) or type(error).__name__)
 
     def start(self, pending: Future[None]) -> None:
         self._pending = pending
