@@ -1,4 +1,6 @@
-"""Several answers to one prompt, with the official client: their order in a stream, what is counted, what is computed."""
+"""Several answers to one prompt, with the official client: their order in a stream, what is counted, what is computed.
+Then options of sampling over a real runner, as both official clients send them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ollama
 import openai
 import pytest
 
@@ -186,3 +189,22 @@ def test_biased_choices_over_the_real_thing(real: Serving) -> None:
                 client.chat.completions.create(model="chat", messages=HI, logit_bias=bias)
         text = client.completions.create(model="chat", prompt="x", max_tokens=5, logit_bias={"65": 100}, temperature=0)
         assert set(text.choices[0].text) == set(first)
+
+
+def test_options_of_sampling_over_the_real_thing(real: Serving) -> None:
+    """With a bias the model would write one letter for ever: what each option does about that can be told from the text."""
+    only: dict[str, Any] = {"logit_bias": {"65": 60, "66": 40}, "num_predict": 12, "ignore_eos": True, "seed": 1}
+    with ollama.Client(real.url) as client:
+
+        def text(**options: Any) -> str:
+            return client.generate("chat", "Hi", options={**only, **options}).response or ""
+
+        plain = text(temperature=0)
+        assert len(set(plain)) == 1
+        assert text(temperature=5.0) == plain, "the cuts come first by default, and leave one token"
+        assert text(temperature=50.0, samplers=["temperature"]) != plain
+        assert text(mirostat=2, mirostat_tau=20.0, temperature=20.0) != plain
+        assert text(temperature=0, dry_multiplier=100.0, dry_base=1.0) != plain
+        assert text(temperature=0, dry_multiplier=100.0, dry_base=1.0, dry_sequence_breakers=[plain[0]]) == plain
+        assert text(xtc_probability=1.0, xtc_threshold=0.0, top_k=2, top_p=1.0) == len(plain) * text(logit_bias={"66": 60})[0]
+        assert text(top_n_sigma=1.0, top_k=0, top_p=1.0) == plain
