@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Any
+from collections.abc import Container, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from puna.api.go_json import Request
+from puna.api.watched import ANYTHING, Watched
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
 
@@ -38,8 +40,14 @@ class ToolChoice(Request):
     name: str = ""
 
 
-class CountRequest(Request):
+class CountRequest(Watched):
     """What a prompt is made of."""
+
+    asks_nothing: ClassVar[Mapping[str, Container[Any]]] = {
+        "metadata": ANYTHING,  # for the vendor's books, as the next
+        "service_tier": ANYTHING,
+        "cache_control": ANYTHING,  # what repeats is found in the cache without being told
+    }
 
     model: str = ""
     messages: list[Message] = Field(default_factory=list)

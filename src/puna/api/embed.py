@@ -5,12 +5,13 @@ Source: Ollama's REST API and its OpenAI compatibility.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Container, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from puna.api.generate import GivenOptions, KeepAlive
-from puna.api.go_json import Request
+from puna.api.watched import ANYTHING, Watched
 
 
 def _texts(value: Any) -> list[str]:
@@ -40,7 +41,7 @@ def _encoding(value: Any) -> str:
 _INPUT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
 
-class _Common(Request):
+class _Common(Watched):
     model: str = ""
     keep_alive: KeepAlive | None = None
     options: GivenOptions = Field(default_factory=dict)
@@ -60,7 +61,9 @@ class EmbeddingsRequest(_Common):
     prompt: str = ""
 
 
-class OpenAIEmbeddingsRequest(Request):
+class OpenAIEmbeddingsRequest(Watched):
+    asks_nothing: ClassVar[Mapping[str, Container[Any]]] = {"user": ANYTHING}
+
     model: str = ""
     input: Annotated[list[str], BeforeValidator(_some_texts), _INPUT] = Field(default_factory=list)
     dimensions: int = 0

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from puna.api import options as model_options
 from puna.api.go_json import Request
+from puna.api.watched import Watched
 from puna.settings import FOREVER, parse_duration
 
 _MAX_SECONDS = (1 << 63) / 1e9  # what Go can hold; longer is for ever
@@ -64,7 +65,7 @@ GivenOptions = Annotated[dict[str, Any], WithJsonSchema(model_options.json_schem
 Role = Annotated[str, BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)]
 
 
-class _Common(Request):
+class _Common(Watched):
     """What generate and chat have in common."""
 
     model: str = ""

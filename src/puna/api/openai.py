@@ -1,4 +1,4 @@
-"""Requests of the OpenAI-compatible API; what a model cannot do with is ignored, as OpenAI's clients expect.
+"""Requests of the OpenAI-compatible API. Options of the native API may stand beside OpenAI's own fields.
 
 Source: Ollama's OpenAI compatibility.
 """
@@ -9,11 +9,15 @@ import base64
 import binascii
 import json
 import re
-from typing import Annotated, Any
+from collections.abc import Container, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema, field_validator
 
+from puna.api import options as model_options
 from puna.api.go_json import Request
+from puna.api.options import OptionTypeError
+from puna.api.watched import ANYTHING, Watched
 
 _DATA_URL = re.compile(r"data:(?:image/(?:jpeg|jpg|png|webp))?;base64,")
 
@@ -58,7 +62,35 @@ def _stop(value: Any) -> Any:
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 
 
-class _Common(Request):
+MAX_CHOICES = 128
+MAX_BIAS = 100
+
+# For the books of whoever serves: nothing in an answer depends on them.
+FOR_THE_BOOKS = {
+    name: ANYTHING
+    for name in (
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "service_tier",
+        "prediction",
+    )
+}
+
+
+class _Common(Watched):
+    asks_nothing: ClassVar[Mapping[str, Container[Any]]] = {
+        **FOR_THE_BOOKS,
+        "store": (False,),
+        "parallel_tool_calls": (True,),
+        "modalities": (["text"],),
+        "verbosity": ("medium",),
+        "echo": (False,),
+        "best_of": (1,),
+    }
+
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -69,15 +101,25 @@ class _Common(Request):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     stop: Annotated[list[str], WithJsonSchema(_TEXTS)] = Field(default_factory=list)
-    ignore_eos: bool | None = None  # an extension that other servers have too
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    logit_bias: dict[str, float] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None  # an extension that other servers have too
+    ignore_eos: bool | None = None  # likewise
     regex: str = ""  # Puna's own, as in the native API
     lark: str = ""
 
     _list_of_stops = field_validator("stop", mode="before")(_stop)
 
     @property
+    def unknown(self) -> dict[str, Any]:
+        return {name: value for name, value in super().unknown.items() if name not in _NATIVE}
+
+    @property
     def options(self) -> dict[str, Any]:
-        """As options of the native API; only what was given."""
+        """As options of the native API; only what was given.
+
+        Errors: ValueError for one of the wrong type; BadRequest.
+        """
         given = {
             "num_predict": self.max_tokens,
             "temperature": self.temperature,
@@ -86,9 +128,21 @@ class _Common(Request):
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
             "stop": self.stop or None,
+            "logit_bias": self.logit_bias,
+            "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
-        }
+        } | {name: value for name, value in (self.model_extra or {}).items() if name in _NATIVE}
+        if any(abs(bias) > MAX_BIAS for bias in (self.logit_bias or {}).values()):
+            raise ValueError(f"logit_bias must be between -{MAX_BIAS} and {MAX_BIAS}")
+        try:
+            model_options.merge(given)
+        except OptionTypeError as error:
+            raise ValueError(str(error)) from error
         return {name: value for name, value in given.items() if value is not None}
+
+
+# Options of the native API that may be given as fields; the others have a field of their own here.
+_NATIVE = model_options.OF_REQUEST - {"stop", "num_predict", *_Common.model_fields}
 
 
 class ChatCompletionRequest(_Common):

@@ -78,6 +78,10 @@ class Options:
     think_budget: int = -1  # tokens of thoughts at most, then the answer follows; below zero: no limit
 
 
+# A request alone says what of these it wants; the others are decided when a model is loaded.
+OF_REQUEST = frozenset(item.name for item in fields(Options)) - {
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread"),
+}
 _TYPES = {item.name: str(item.type).removesuffix(" | None") for item in fields(Options)}
 _JSON_TYPES: dict[str, dict[str, Any]] = {
     "int": {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
@@ -115,16 +119,16 @@ def merge(*layers: Mapping[str, Any]) -> Options:
     return Options(**values, stop=list(dict.fromkeys(stop)))
 
 
-def warnings(*layers: Mapping[str, Any]) -> list[str]:
-    """What of the options that are given has no effect, and why; layers as ``merge`` takes them."""
-    given = {name: value for layer in layers for name, value in layer.items() if value is not None}
+def warnings(options: Mapping[str, Any], *below: Mapping[str, Any]) -> list[str]:
+    """What of these options has no effect when they are laid over others, and why. Errors: as ``merge``."""
+    given = [name for name, value in options.items() if value is not None]
     found = [_unknown(name) for name in given if name not in _TYPES]
-    options = merge(*layers)
+    merged = merge(*below, options)
     for name in given:
         step = _STEPS.get(name)
-        if step is not None and options.mirostat and step not in _BESIDE_MIROSTAT:
+        if step is not None and merged.mirostat and step not in _BESIDE_MIROSTAT:
             found.append(f'option "{name}" has no effect: mirostat takes its place')
-        elif step is not None and step not in options.samplers and not (options.mirostat and step == "temperature"):
+        elif step is not None and step not in merged.samplers and not (merged.mirostat and step == "temperature"):
             found.append(f'option "{name}" has no effect: {step} is not among samplers')
     return [*found[:_MAX_WARNINGS], f"and {len(found) - _MAX_WARNINGS} more"] if len(found) > _MAX_WARNINGS else found
 

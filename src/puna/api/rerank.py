@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from puna.api.generate import GivenOptions, KeepAlive
-from puna.api.go_json import Request
+from puna.api.watched import Watched
 
 
 def _texts(value: Any) -> list[str]:
@@ -30,7 +30,7 @@ _WITH_TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "req
 _DOCUMENTS = {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, _WITH_TEXT]}}
 
 
-class RerankRequest(Request):
+class RerankRequest(Watched):
     model: str = ""
     query: str = ""
     documents: Annotated[list[str], BeforeValidator(_texts), WithJsonSchema(_DOCUMENTS)] = Field(default_factory=list)

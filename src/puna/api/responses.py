@@ -6,19 +6,29 @@ Source: OpenAI's API reference; product description, "POST /v1/responses".
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Container, Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from puna.api.go_json import Request
-from puna.api.openai import Reasoning, forced_tool, image_data, think_of
+from puna.api.openai import FOR_THE_BOOKS, Reasoning, forced_tool, image_data, think_of
+from puna.api.watched import Watched
 
 
 class TextOptions(Request):
     format: dict[str, Any] | None = None
 
 
-class ResponsesRequest(Request):
+class ResponsesRequest(Watched):
+    asks_nothing: ClassVar[Mapping[str, Container[Any]]] = {
+        **FOR_THE_BOOKS,
+        "store": (False,),
+        "parallel_tool_calls": (True,),
+        "include": ([], ["reasoning.encrypted_content"]),  # a thought comes with that anyway
+        "top_logprobs": (0,),
+    }
+
     model: str = ""
     input: Any = None
     instructions: str = ""
@@ -62,6 +72,8 @@ def native_chat(request: ResponsesRequest) -> dict[str, Any]:
     """Errors: ValueError saying what cannot be understood."""
     if request.truncation not in ("", "auto", "disabled"):
         raise ValueError(f'truncation must be "auto" or "disabled", not "{request.truncation[:40]}"')
+    if request.background:
+        raise ValueError("background is not supported: responses are not stored")
     if request.previous_response_id:
         raise ValueError("previous_response_id is not supported: responses are not stored, send the whole conversation as input")
     return {

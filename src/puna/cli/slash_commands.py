@@ -90,6 +90,7 @@ Available Parameters:
   /set parameter temperature <float>    Set creativity level
   /set parameter repeat_penalty <float> How strongly to penalize repetitions
   /set parameter repeat_last_n <int>    Set how far back to look for repetitions
+  /set parameter mirostat <int>         Keep surprise steady with version 1 or 2
   /set parameter num_gpu <int>          The number of layers to send to the GPU
   /set parameter stop <string> ...      Set the stop strings
 """

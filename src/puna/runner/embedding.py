@@ -63,6 +63,8 @@ class EmbeddingJob:
         self._wire = wire
         self._emit = emit
         self._has_probabilities = has_probabilities
+        if wire.n_ctx < 0:
+            raise BadRequest(f"n_ctx must not be negative: {wire.n_ctx}")
         n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
         if wire.query is None:
             fitted = [tokenize(text, i, tokenizer, n_ctx, wire.truncate) for i, text in enumerate(wire.inputs)]

@@ -58,6 +58,8 @@ class Request:
         if not 0 <= wire.top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
         self.wire = wire
+        if wire.n_ctx < 0:
+            raise BadRequest(f"n_ctx must not be negative: {wire.n_ctx}")
         self.n_ctx = n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
         self.n_keep = _n_keep(wire, len(tokens), n_ctx)
         self.tokens, self.groups = fit(tokens, self.n_keep, n_ctx, wire, groups)

@@ -114,33 +114,38 @@ def _narrowed(row: Floats, sampler: Sampler) -> _Candidates | None:
         elif step == "temperature":
             temperature = sampler.temperature
         elif step != "top_k":
-            row = _usable(row)
-            if not row.max() > -np.inf:
+            row, is_possible = _usable(row)
+            if not is_possible:
                 return None
             ids, is_done = _kept(step, row, temperature, sampler)
-            return _candidates(sampler, ids, row, temperature, number + is_done)
+            return _Candidates(sampler, ids, _scaled(row[ids], temperature), number + is_done)
         elif sampler.top_k < len(row):
             ids = transforms.top_k(row, sampler.top_k)
-            return _candidates(sampler, ids, _usable(row), temperature, number + 1) if len(ids) else None
-    row = _usable(row)
-    if not row.max() > -np.inf:
+            values = np.minimum(row[ids], np.float32(transforms.GREATEST))
+            return _Candidates(sampler, ids, _scaled(values, temperature), number + 1) if len(ids) else None
+    row, is_possible = _usable(row)
+    if not is_possible:
         return None
-    return _candidates(sampler, np.arange(len(row)), row, temperature, len(sampler.order))
+    return _Candidates(sampler, np.arange(len(row)), _scaled(row, temperature), len(sampler.order))
 
 
-def _usable(row: Floats) -> Floats:
-    """Without NaN and +inf, which no sum survives."""
-    row = transforms.without_nan(row)
-    return np.minimum(row, np.float32(transforms.GREATEST)) if row.max() == np.inf else row
+def _usable(row: Floats) -> tuple[Floats, bool]:
+    """Without NaN and +inf, which no sum survives; and whether anything is above -inf. The row itself where it can be."""
+    greatest = row.max()
+    if np.isnan(greatest):
+        row = transforms.without_nan(row)
+        greatest = row.max()
+    if greatest == np.inf:
+        row = np.minimum(row, np.float32(transforms.GREATEST))
+    return row, bool(greatest > -np.inf)
 
 
 def _divided(row: Floats, temperature: float) -> Floats:
-    return row if temperature == 1 else (_usable(row) / temperature).astype(np.float32)
+    return row if temperature == 1 else (_usable(row)[0] / temperature).astype(np.float32)
 
 
-def _candidates(sampler: Sampler, ids: Ids, row: Floats, temperature: float, n_done: int) -> _Candidates:
-    values = row[ids].astype(np.float64)
-    return _Candidates(sampler, ids, values if temperature == 1 else values / temperature, n_done)
+def _scaled(values: Floats, temperature: float) -> Doubles:
+    return values.astype(np.float64) if temperature == 1 else np.divide(values, temperature, dtype=np.float64)
 
 
 def _kept(step: str, row: Floats, temperature: float, sampler: Sampler) -> tuple[Ids, bool]:
@@ -191,11 +196,7 @@ def _of_mirostat(row: Floats, temperature: float, sampler: Sampler) -> Ids:
 
 def _cut(group: Sequence[_Candidates]) -> tuple[Ids, Doubles]:
     """Do the steps that are left, for all rows at once: tokens and logits, what is cut being -inf. Shapes [n_rows, width]."""
-    width = max(len(c.ids) for c in group)
-    ids = np.zeros((len(group), width), np.int64)
-    values = np.full((len(group), width), -np.inf)
-    for row, c in enumerate(group):
-        ids[row, : len(c.ids)], values[row, : len(c.ids)] = c.ids, c.values
+    ids, values = _together(group)
     for number, step in enumerate(group[0].sampler.order):
         rows = [row for row, c in enumerate(group) if c.n_done <= number and step in c.sampler.steps]
         if not rows:
@@ -209,6 +210,18 @@ def _cut(group: Sequence[_Candidates]) -> tuple[Ids, Doubles]:
             values = _STEPS[step](values, samplers)
         else:
             values[rows] = _STEPS[step](values[rows], samplers)
+    return ids, values
+
+
+def _together(group: Sequence[_Candidates]) -> tuple[Ids, Doubles]:
+    """Rows side by side; short ones are filled up with what cannot be drawn."""
+    if len(group) == 1:
+        return group[0].ids[None], group[0].values[None]
+    width = max(len(c.ids) for c in group)
+    ids = np.zeros((len(group), width), np.int64)
+    values = np.full((len(group), width), -np.inf)
+    for row, c in enumerate(group):
+        ids[row, : len(c.ids)], values[row, : len(c.ids)] = c.ids, c.values
     return ids, values
 
 

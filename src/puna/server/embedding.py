@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,7 @@ class Embedded:
     reply: wire.EmbeddingReply
     load_ns: int
     total_ns: int
+    warnings: list[str]  # what of the request has no effect
 
 
 async def open_model(caller: Caller, name: str) -> StoredModel:
@@ -54,8 +56,10 @@ async def open_model(caller: Caller, name: str) -> StoredModel:
         raise NotFound(f'model "{name}" not found, try pulling it first') from error
 
 
-async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted: wire.EmbeddingRequest) -> Embedded | None:
-    """None without inputs: then the model is only loaded.
+async def vectors_of(
+    caller: Caller, model: StoredModel, message: Asked, wanted: wire.EmbeddingRequest, unused: Sequence[str] = ()
+) -> Embedded | None:
+    """None without inputs: then the model is only loaded. *unused* tells which fields of the client's request have no effect.
 
     Errors: what loading raises; HTTPException 501 for a model that is made for something else; BadRequest; RunnerDied.
     """
@@ -66,6 +70,9 @@ async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted:
     if wanted.inputs and able.isdisjoint(model.capabilities):
         raise HTTPException(501, refusal)
     options = model_options.merge(model.parameters, message.options)
+    warnings = [*unused, *model_options.warnings(message.options), *_without_effect(message.options)]
+    for warning in warnings:
+        log.warning("%s", warning)
     load = wanted_load(options, caller.settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
     keep_alive = caller.keep_alive(model, message.keep_alive)
     if not wanted.inputs:
@@ -82,4 +89,10 @@ async def vectors_of(caller: Caller, model: StoredModel, message: Asked, wanted:
         seen(reply.prompt_eval_count)
     if reply.truncated_count:
         log.warning("inputs were longer than the context of %d tokens: %d tokens were left out", n_ctx, reply.truncated_count)
-    return Embedded(reply, load_ns, time.monotonic_ns() - caller.began_ns)
+    return Embedded(reply, load_ns, time.monotonic_ns() - caller.began_ns, warnings)
+
+
+def _without_effect(options: Mapping[str, Any]) -> list[str]:
+    """Options about answers mean nothing where none is written."""
+    names = [name for name, value in options.items() if name in model_options.OF_REQUEST and value is not None]
+    return [f'option "{name}" has no effect here: no answer is written' for name in names]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from puna import wire
@@ -20,6 +20,7 @@ from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner, error_from
 from puna.prompt.output import Parser, Part
 from puna.server import request_id
+from puna.server.interleaved import interleaved
 from puna.server.loaded import Loaded
 from puna.server.metrics import Generation, Metrics
 from puna.server.scheduler import Scheduler
@@ -32,6 +33,8 @@ MakeGrammar = Callable[[str], wire.Grammar | None]
 MakeThoughts = Callable[[str], wire.Thoughts | None]
 
 _SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
+_RANDOM = -1  # as a seed
+_INT64 = 1 << 63
 _MAX_CONTEXTS = 10  # an answer without a limit of its own ends after so many contexts' worth of tokens
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ class Job:
     logprobs: bool = False
     top_logprobs: int = 0
     show_control_tokens: bool = False  # the parser needs them
+    warnings: Sequence[str] = ()  # what of the request has no effect
     began_ns: int = field(default_factory=time.monotonic_ns)
 
 
@@ -101,8 +105,10 @@ class Logprobs:
     entries: list[wire.TokenLogprob]
 
 
+ScoredPart = Part | Logprobs | Finished
 Parts = AsyncGenerator[Part | Finished, None]
-ScoredParts = AsyncGenerator[Part | Logprobs | Finished, None]
+ScoredParts = AsyncGenerator[ScoredPart, None]
+Choices = AsyncGenerator[tuple[int, ScoredPart], None]
 
 
 async def run(scheduler: Scheduler, job: Job) -> Parts:
@@ -118,24 +124,45 @@ async def run(scheduler: Scheduler, job: Job) -> Parts:
 
 async def run_scored(scheduler: Scheduler, job: Job) -> ScoredParts:
     """The same, with logprobs if the job asks for them."""
-    with job.metrics.generation(job.model, job.began_ns) as seen:
-        async with (
-            scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded,
-            aclosing(_parts(loaded, job, seen)) as parts,
-        ):
-            async for part in parts:
-                yield part
+    async with aclosing(run_choices(scheduler, job, 1)) as choices:
+        async for _, part in choices:
+            yield part
 
 
-async def _parts(loaded: Loaded, job: Job, seen: Generation) -> ScoredParts:
-    seen.placed()
-    load_ns = time.monotonic_ns() - job.began_ns
-    room = Room.of(loaded, job.wanted)
-    prompt = await job.make_prompt(room)
-    for warning in prompt.warnings:
-        log.warning("%s: %s", job.model.name, warning)
+async def run_choices(scheduler: Scheduler, job: Job, n: int) -> Choices:
+    """So many answers to one prompt, their parts with the answers' numbers as they come; each ends with its own Finished.
+
+    The prompt is made once, and computed once: the runner has the others wait for the first of several prompts that are
+    alike, and copies what it has computed. An error of one answer ends all.
+    """
+    with ExitStack() as followed:
+        seen = [followed.enter_context(job.metrics.generation(job.model, job.began_ns)) for _ in range(n)]
+        async with scheduler.acquire(job.model, job.wanted, job.keep_alive) as loaded:
+            for generation in seen:
+                generation.placed()
+            load_ns = time.monotonic_ns() - job.began_ns
+            room = Room.of(loaded, job.wanted)
+            prompt = await job.make_prompt(room)
+            for warning in prompt.warnings:
+                log.warning("%s: %s", job.model.name, warning)
+            answers = [_answer(_seeded(job, i), prompt, room, load_ns, generation) for i, generation in enumerate(seen)]
+            async with aclosing(interleaved(answers)) as parts:
+                async for numbered in parts:
+                    yield numbered
+
+
+def _seeded(job: Job, number: int) -> Job:
+    """Answers to the same prompt differ, also where a seed is given."""
+    seed = job.options.seed
+    if seed == _RANDOM or not number:
+        return job
+    following = (seed + number + (seed < _RANDOM <= seed + number) + _INT64) % (2 * _INT64) - _INT64
+    return replace(job, options=replace(job.options, seed=following))
+
+
+async def _answer(job: Job, prompt: Prompt, room: Room, load_ns: int, seen: Generation) -> ScoredParts:
     parser = job.make_parser(prompt.text)
-    async with aclosing(loaded.runner.complete(completion_request(job, prompt.text, room.n_ctx))) as replies:
+    async with aclosing(room.runner.complete(completion_request(job, prompt.text, room.n_ctx))) as replies:
         async for reply in replies:
             if isinstance(reply, wire.Piece):
                 seen.piece()
@@ -153,7 +180,8 @@ async def _parts(loaded: Loaded, job: Job, seen: Generation) -> ScoredParts:
                 if n_tokens_cut or prompt.n_messages_cut:
                     _log_cut(prompt.n_messages_cut, n_tokens_cut, room.n_ctx)
                 total_ns = time.monotonic_ns() - job.began_ns
-                yield Finished(reply, load_ns, total_ns, prompt.n_messages_cut, n_tokens_cut, prompt.warnings)
+                warnings = [*job.warnings, *prompt.warnings]
+                yield Finished(reply, load_ns, total_ns, prompt.n_messages_cut, n_tokens_cut, warnings)
 
 
 def _log_cut(n_messages: int, n_tokens: int, n_ctx: int) -> None:

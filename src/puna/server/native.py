@@ -16,7 +16,7 @@ from puna.api.generate import ReplyCall, ReplyFunction, ReplyLogprob, ReplyTopLo
 from puna.prompt.output import Call, Thought
 from puna.server.bodies import NDJSON, Stream
 from puna.server.errors import JSON_CONTENT_TYPE, native_body
-from puna.server.generation import Finished, Logprobs, ScoredParts
+from puna.server.generation import Choices, Finished, Logprobs, ScoredPart, ScoredParts
 from puna.wire import TokenLogprob
 
 
@@ -118,25 +118,49 @@ class Whole:
     finished: Finished
 
 
+class Gathering:
+    """An answer that comes part by part."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._thought: list[str] = []
+        self._calls: list[Call] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._finished: Finished | None = None
+
+    def add(self, part: ScoredPart) -> None:
+        match part:
+            case Finished():
+                self._finished = part
+            case Logprobs(entries):
+                self._logprobs += entries
+            case Thought(text):
+                self._thought.append(text)
+            case Call():
+                self._calls.append(part)
+            case text:
+                self._text.append(text)
+
+    @property
+    def whole(self) -> Whole:
+        assert self._finished is not None, "a generation ended without its last message"
+        return Whole("".join(self._text), "".join(self._thought), self._calls, self._logprobs, self._finished)
+
+
 async def gather(parts: ScoredParts) -> Whole:
-    text: list[str] = []
-    thought: list[str] = []
-    calls: list[Call] = []
-    logprobs: list[TokenLogprob] = []
+    gathering = Gathering()
     async with aclosing(parts):
         async for part in parts:
-            if isinstance(part, Finished):
-                return Whole("".join(text), "".join(thought), calls, logprobs, part)
-            if isinstance(part, Logprobs):
-                logprobs += part.entries
-                continue
-            if isinstance(part, Thought):
-                thought.append(part.text)
-            elif isinstance(part, Call):
-                calls.append(part)
-            else:
-                text.append(part)
-    raise AssertionError("a generation ended without its last message")
+            gathering.add(part)
+    return gathering.whole
+
+
+async def gather_choices(choices: Choices, n: int) -> list[Whole]:
+    gatherings = [Gathering() for _ in range(n)]
+    async with aclosing(choices):
+        async for number, part in choices:
+            gatherings[number].add(part)
+    return [gathering.whole for gathering in gatherings]
 
 
 def final_fields(finished: Finished) -> dict[str, Any]:

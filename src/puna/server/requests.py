@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +34,8 @@ from puna.settings import FOREVER, Settings
 from puna.store.details import read_details
 from puna.store.model import StoredModel
 from puna.store.store import Store
+
+log = logging.getLogger(__name__)
 
 Defaults = Mapping[str, Any]
 NONE: Defaults = MappingProxyType({})
@@ -122,8 +125,10 @@ def _is_loopback(request: HTTPConnection) -> bool:
         return False
 
 
-def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, defaults: Defaults = NONE) -> Job:
-    """*defaults* are options that count less than the model's.
+def generate_job(
+    caller: Caller, model: StoredModel, request: GenerateRequest, defaults: Defaults = NONE, unused: Sequence[str] = ()
+) -> Job:
+    """*defaults* are options that count less than the model's; *unused* tells what of the client's request has no effect.
 
     Errors: BadRequest for what the model or this server cannot do; OptionTypeError.
     """
@@ -153,10 +158,12 @@ def generate_job(caller: Caller, model: StoredModel, request: GenerateRequest, d
         return await conversation.prompt(room)
 
     extra: dict[str, Any] = {"context": request.context, "return_tokens": not request.raw}
-    return _job(caller, model, request, defaults, make_prompt, None if request.raw else think, [], **extra)
+    return _job(caller, model, request, defaults, make_prompt, None if request.raw else think, [], unused, **extra)
 
 
-def chat_job(caller: Caller, model: StoredModel, request: ChatRequest, defaults: Defaults = NONE) -> Job:
+def chat_job(
+    caller: Caller, model: StoredModel, request: ChatRequest, defaults: Defaults = NONE, unused: Sequence[str] = ()
+) -> Job:
     """Errors: as generate_job."""
     _require(model, request.model, "chat", {"tools"} if request.tools else set())
     _check_images(model, request.model, has_images=any(message.images for message in request.messages))
@@ -168,7 +175,7 @@ def chat_job(caller: Caller, model: StoredModel, request: ChatRequest, defaults:
         continue_final_message=request.continue_final_message,
     )
     conversation = prompts.Conversation(caller.renderers, model, turns, request.tools, think, request.truncate, ending)
-    return _job(caller, model, request, defaults, conversation.prompt, think, request.tools, begun=(turns, ending))
+    return _job(caller, model, request, defaults, conversation.prompt, think, request.tools, unused, begun=(turns, ending))
 
 
 def _job(
@@ -179,6 +186,7 @@ def _job(
     make_prompt: MakePrompt,
     think: Think,
     tools: list[dict[str, Any]],
+    unused: Sequence[str],
     begun: tuple[list[prompts.Turn], Ending] = ([], Ending.ANSWER),
     **extra: Any,
 ) -> Job:
@@ -193,6 +201,12 @@ def _job(
     has_thoughts = may_think and (bool(think) or output.is_harmony)
     if not is_raw and prompts.has_foreign_template(model, template):
         caller.renderers.warm()  # while the model is loaded
+    warnings = [*unused, *request.unused, *model_options.warnings(model.parameters)]
+    warnings += model_options.warnings(request.options, defaults, model.parameters)
+    if "think_budget" in request.options and not has_thoughts:
+        warnings.append('option "think_budget" has no effect: the model does not think')
+    for warning in warnings:
+        log.warning("%s", warning)
     if grammar is not None and output.is_harmony and not is_raw:
         make_prompt = _within_final(make_prompt)
         tags, has_thoughts = None, False
@@ -212,6 +226,7 @@ def _job(
         top_logprobs=request.top_logprobs,
         began_ns=caller.began_ns,
         metrics=caller.metrics,
+        warnings=warnings,
         **extra,
     )
 

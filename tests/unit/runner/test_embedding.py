@@ -33,9 +33,12 @@ class Letters:
 LETTERS = cast(Tokenizer, Letters())
 
 
-def job(*inputs: Any, n_ctx: int = 16, **fields: Any) -> tuple[EmbeddingJob, list[EmbeddingReply | Failed]]:
+def job(
+    *inputs: Any, n_ctx: int = 16, n_ctx_wanted: int = 0, **fields: Any
+) -> tuple[EmbeddingJob, list[EmbeddingReply | Failed]]:
     replies: list[EmbeddingReply | Failed] = []
-    return EmbeddingJob(EmbeddingRequest(inputs=list(inputs), **fields), LETTERS, n_ctx, replies.append), replies
+    request = EmbeddingRequest(inputs=list(inputs), n_ctx=n_ctx_wanted, **fields)
+    return EmbeddingJob(request, LETTERS, n_ctx, replies.append), replies
 
 
 def test_a_cut_text_keeps_its_end_token() -> None:
@@ -59,6 +62,17 @@ def test_what_cannot_be_embedded_is_refused(text: Any, truncate: bool, error: ty
 def test_no_input_is_refused() -> None:
     with pytest.raises(BadRequest, match="there is no input"):
         job()
+    with pytest.raises(BadRequest, match="n_ctx must not be negative"):
+        job("a", n_ctx_wanted=-1)
+
+
+def test_an_input_keeps_to_the_requests_own_context() -> None:
+    made, replies = job("abcdefgh", "a", n_ctx=16, n_ctx_wanted=5)
+    for index in range(2):
+        made.accept(index, np.array([1, 1], np.float32))
+    (reply,) = replies
+    assert isinstance(reply, EmbeddingReply)
+    assert (reply.prompt_eval_count, reply.truncated_count) == (5 + 3, 5)
 
 
 def test_jobs_take_turns() -> None:

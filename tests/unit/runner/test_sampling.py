@@ -187,6 +187,7 @@ def test_a_bias_changes_what_comes_and_not_what_is_told_of_it() -> None:
             "logit_bias has the token 99999, which is not in the vocabulary",
         ),
         ({"sampling": SamplingOptions(logit_bias={-1: 1.0})}, "logit_bias has the token -1"),
+        ({"n_ctx": -1}, "n_ctx must not be negative"),
         ({"min_tokens": 5, "n_predict": 4}, "min_tokens is 5, but the answer may have 4 tokens at most"),
         (
             {"sampling": SamplingOptions(dry_multiplier=1.0, dry_sequence_breakers=("x",) * 65)},

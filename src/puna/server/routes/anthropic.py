@@ -55,11 +55,13 @@ async def count_tokens(request: Request) -> Response:
 async def _job(request: Request, caller: Caller, message: api.CountRequest) -> Job:
     given = await checked(request, lambda: forcing(api.native_chat(message), message.forced_tool))
     model = await caller.open(message.model)
+    unused = message.unused
     if given["think"] and "thinking" not in model.capabilities:
         given["think"] = None  # these clients ask every model to think
+        unused.append("thinking has no effect: the model cannot")
     if not isinstance(message, api.MessagesRequest):
         given["truncate"] = False
-    return chat_job(caller, model, await checked(request, lambda: ChatRequest.model_validate(given)))
+    return chat_job(caller, model, await checked(request, lambda: ChatRequest.model_validate(given)), unused=unused)
 
 
 def _estimate(message: api.CountRequest) -> int:

@@ -32,16 +32,17 @@ async def embed(request: Request) -> Response:
     message = await read_json(request, EmbedRequest)
     model = await open_model(caller, message.model)
     wanted = wire.EmbeddingRequest(inputs=[*message.input], truncate=message.truncate, dimensions=message.dimensions)
-    embedded = await vectors_of(caller, model, message, wanted)
+    embedded = await vectors_of(caller, model, message, wanted, message.unused)
     if embedded is None:
         return json_response({"model": message.model, "embeddings": []})
-    counts = {
+    counts: dict[str, Any] = {
         "total_duration": embedded.total_ns,
         "load_duration": embedded.load_ns,
         "prompt_eval_count": embedded.reply.prompt_eval_count,
     }
     if embedded.reply.truncated_count:
         counts["truncated_count"] = embedded.reply.truncated_count
+    counts |= _warnings(embedded)
     return await _respond({"model": message.model, "embeddings": embedded.reply.embeddings, **counts}, embedded)
 
 
@@ -52,8 +53,11 @@ async def embeddings(request: Request) -> Response:
         raise BadRequest("model is required")
     model = await open_model(caller, message.model)
     inputs = [message.prompt] if message.prompt else []
-    embedded = await vectors_of(caller, model, message, wire.EmbeddingRequest(inputs=[*inputs], truncate=False, normalize=False))
-    return json_response({"embedding": embedded.reply.embeddings[0] if embedded else []})
+    wanted = wire.EmbeddingRequest(inputs=[*inputs], truncate=False, normalize=False)
+    embedded = await vectors_of(caller, model, message, wanted, message.unused)
+    if embedded is None:
+        return json_response({"embedding": []})
+    return json_response({"embedding": embedded.reply.embeddings[0], **_warnings(embedded)})
 
 
 async def openai_embeddings(request: Request) -> Response:
@@ -63,7 +67,7 @@ async def openai_embeddings(request: Request) -> Response:
         raise BadRequest("invalid input")
     model = await open_model(caller, message.model)
     wanted = wire.EmbeddingRequest(inputs=[*message.input], dimensions=message.dimensions)
-    embedded = await vectors_of(caller, model, EmbedRequest(model=message.model), wanted)
+    embedded = await vectors_of(caller, model, EmbedRequest(model=message.model), wanted, message.unused)
     assert embedded is not None
     vectors: Sequence[Any] = embedded.reply.embeddings
     if message.encoding_format == "base64":
@@ -77,8 +81,13 @@ async def openai_embeddings(request: Request) -> Response:
         "data": [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)],
         "model": message.model,
         "usage": usage,
+        **_warnings(embedded),
     }
     return await _respond(body, embedded)
+
+
+def _warnings(embedded: Embedded) -> dict[str, list[str]]:
+    return {"warnings": embedded.warnings} if embedded.warnings else {}
 
 
 async def _respond(body: dict[str, Any], embedded: Embedded) -> Response:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import accumulate
@@ -30,8 +30,8 @@ from puna.prompt.output import Call, Thought
 from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
 from puna.server.constraint import forcing
 from puna.server.errors import openai_body
-from puna.server.generation import Finished, Job, Logprobs, ScoredParts, run_scored
-from puna.server.native import gather, reply_logprob
+from puna.server.generation import Choices, Finished, Job, Logprobs, ScoredPart, run_choices
+from puna.server.native import Whole, gather_choices, reply_logprob
 from puna.server.prompts import has_template
 from puna.server.requests import Caller, chat_job, generate_job
 from puna.store.model import StoredModel
@@ -68,19 +68,24 @@ async def chat_completions(request: Request) -> Response:
         raise BadRequest("[] is too short - 'messages'")
     native = await checked(request, lambda: _native_chat(message))
     model = await caller.open(message.model)
-    job = chat_job(caller, model, native, DEFAULTS)
+    job = chat_job(caller, model, native, DEFAULTS, message.unused)
     shape = Shape.new("chatcmpl", "chat.completion", message.model)
+    choices = run_choices(caller.scheduler, job, message.n)
     if message.stream:
-        return _stream(_chat_events(run_scored(caller.scheduler, job), shape, message.stream_options.include_usage))
-    whole = await gather(run_scored(caller.scheduler, job))
+        return _stream(_chat_events(choices, shape, message))
+    answers = await gather_choices(choices, message.n)
+    said = [_choice(index, whole) for index, whole in enumerate(answers)]
+    return json_response(shape.message(said, **_end([whole.finished for whole in answers])))
+
+
+def _choice(index: int, whole: Whole) -> dict[str, Any]:
     said: dict[str, Any] = {"role": "assistant", "content": whole.text}
     if whole.thought:
         said["reasoning"] = whole.thought
     if whole.calls:
-        said["tool_calls"] = [_call(call, index) for index, call in enumerate(whole.calls)]
-    choice = {"index": 0, "message": said, "finish_reason": _reason(whole.finished, has_called=bool(whole.calls))}
-    choice |= _scores(whole.logprobs)
-    return json_response(shape.message([choice], usage=_usage(whole.finished), **_warnings(whole.finished)))
+        said["tool_calls"] = [_call(call, number) for number, call in enumerate(whole.calls)]
+    reason = _reason(whole.finished, has_called=bool(whole.calls))
+    return {"index": index, "message": said, "finish_reason": reason, **_scores(whole.logprobs)}
 
 
 def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
@@ -127,36 +132,69 @@ def _reason(finished: Finished, *, has_called: bool) -> str:
     return "tool_calls" if has_called and reason == "stop" else reason
 
 
-async def _chat_events(parts: ScoredParts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
-    """The role comes with the first chunk only, the finish reason in a chunk of its own; logprobs with the next chunk."""
-    held: list[TokenLogprob] = []
+class _ChatChoice:
+    """One streamed choice: the role comes with its first chunk only, the finish reason in a chunk of its own, and logprobs
+    with the next chunk.
+    """
 
-    def chunk(delta: dict[str, Any], reason: str | None = None, **extra: Any) -> bytes:
-        choice = {"index": 0, "delta": delta, **_scores(held), "finish_reason": reason}
-        held.clear()
-        return _event(shape.message([choice], "chat.completion.chunk", **extra))
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._role = {"role": "assistant"}
+        self._held: list[TokenLogprob] = []
+        self._n_calls = 0
 
-    role = {"role": "assistant"}
-    n_calls = 0
-    async with aclosing(parts):
-        async for part in parts:
-            if isinstance(part, Logprobs):
-                held += part.entries
-                continue
-            if isinstance(part, str):
-                yield chunk({**role, "content": part})
-            elif isinstance(part, Thought):
-                yield chunk({**role, "reasoning": part.text})
-            elif isinstance(part, Call):
-                yield chunk({**role, "tool_calls": [_call(part, n_calls)]})
-                n_calls += 1
-            else:
-                reason = _reason(part, has_called=n_calls > 0)
-                yield chunk({**role, "content": ""} if role else {}, reason, **_warnings(part))
-                if include_usage:
-                    yield _event(shape.message([], "chat.completion.chunk", usage=_usage(part)))
+    def chunk(self, part: ScoredPart) -> dict[str, Any] | None:
+        """What is to be sent of a part, if anything."""
+        role = self._role
+        match part:
+            case Logprobs(entries):
+                self._held += entries
+                return None
+            case Finished():
+                reason = _reason(part, has_called=self._n_calls > 0)
+                return self._made({**role, "content": ""} if role else {}, reason)
+            case Thought(text):
+                return self._made({**role, "reasoning": text})
+            case Call():
+                self._n_calls += 1
+                return self._made({**role, "tool_calls": [_call(part, self._n_calls - 1)]})
+            case text:
+                return self._made({**role, "content": text})
+
+    def _made(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": self._index, "delta": delta, **_scores(self._held), "finish_reason": reason}
+        self._held, self._role = [], {}
+        return choice
+
+
+async def _chat_events(choices: Choices, shape: Shape, message: api.ChatCompletionRequest) -> AsyncGenerator[bytes, None]:
+    answers = [_ChatChoice(index) for index in range(message.n)]
+    async with aclosing(_events(choices, answers, shape, "chat.completion.chunk", message)) as events:
+        async for event in events:
+            yield event
+
+
+async def _events(
+    choices: Choices,
+    answers: Sequence[_ChatChoice | _TextChoice],
+    shape: Shape,
+    kind: str,
+    message: api.ChatCompletionRequest | api.CompletionRequest,
+) -> AsyncGenerator[bytes, None]:
+    """Chunks of all choices as they come; the usage, if it is wanted, when all have ended. Warnings come with the last."""
+    ended: list[Finished] = []
+    async with aclosing(choices):
+        async for index, part in choices:
+            chunk = answers[index].chunk(part)
+            if isinstance(part, Finished):
+                ended.append(part)
+            is_last = len(ended) == len(answers)
+            if chunk is not None:
+                yield _event(shape.message([chunk], kind, **(_warnings(ended) if is_last else {})))
+            if is_last:
+                if message.stream_options.include_usage:
+                    yield _event(shape.message([], kind, usage=_usage(ended)))
                 yield _DONE
-            role = {}
 
 
 async def completions(request: Request) -> Response:
@@ -167,20 +205,25 @@ async def completions(request: Request) -> Response:
         "model": message.model,
         "prompt": message.prompt,
         "suffix": message.suffix,
-        "options": message.options,
+        "options": await checked(request, lambda: message.options),
     }
     given |= {"logprobs": message.logprobs is not None, "top_logprobs": message.logprobs or 0}
     given |= {"regex": message.regex, "lark": message.lark, "raw": not message.suffix and not has_template(model)}
     native = GenerateRequest.model_validate(given)
-    job = generate_job(caller, model, native, DEFAULTS)
+    job = generate_job(caller, model, native, DEFAULTS, message.unused)
     shape = Shape.new("cmpl", "text_completion", message.model)
     if not message.prompt:
         return await _loaded(caller, job, shape)
+    choices = run_choices(caller.scheduler, job, message.n)
     if message.stream:
-        return _stream(_text_events(run_scored(caller.scheduler, job), shape, message.stream_options.include_usage))
-    whole = await gather(run_scored(caller.scheduler, job))
-    choice = {"text": whole.text, "index": 0, **_text_scores(whole.logprobs), "finish_reason": whole.finished.done.reason}
-    return json_response(shape.message([choice], usage=_usage(whole.finished)))
+        texts = [_TextChoice(index) for index in range(message.n)]
+        return _stream(_events(choices, texts, shape, shape.kind, message))
+    answers = await gather_choices(choices, message.n)
+    said = [
+        {"text": whole.text, "index": index, **_text_scores(whole.logprobs), "finish_reason": whole.finished.done.reason}
+        for index, whole in enumerate(answers)
+    ]
+    return json_response(shape.message(said, **_end([whole.finished for whole in answers])))
 
 
 async def _loaded(caller: Caller, job: Job, shape: Shape) -> Response:
@@ -205,27 +248,28 @@ def _text_scores(entries: list[TokenLogprob], begin: int = 0) -> dict[str, Any]:
     }
 
 
-async def _text_events(parts: ScoredParts, shape: Shape, include_usage: bool) -> AsyncGenerator[bytes, None]:
-    held: list[TokenLogprob] = []
-    n_characters = 0
+class _TextChoice:
+    """One streamed choice of plain text; thoughts and calls are no part of it."""
 
-    def chunk(text: str, reason: str | None = None) -> bytes:
-        choice = {"text": text, "index": 0, **_text_scores(held, n_characters), "finish_reason": reason}
-        held.clear()
-        return _event(shape.message([choice]))
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._held: list[TokenLogprob] = []
+        self._n_characters = 0
 
-    async with aclosing(parts):
-        async for part in parts:
-            if isinstance(part, Logprobs):
-                held += part.entries
-            elif isinstance(part, str):
-                yield chunk(part)
-                n_characters += len(part)
-            elif isinstance(part, Finished):
-                yield chunk("", part.done.reason)
-                if include_usage:
-                    yield _event(shape.message([], usage=_usage(part)))
-                yield _DONE
+    def chunk(self, part: ScoredPart) -> dict[str, Any] | None:
+        match part:
+            case Logprobs(entries):
+                self._held += entries
+            case Finished():
+                return self._made("", part.done.reason)
+            case str(text):
+                return self._made(text)
+        return None
+
+    def _made(self, text: str, reason: str | None = None) -> dict[str, Any]:
+        scores = _text_scores(self._held, self._n_characters)
+        self._held, self._n_characters = [], self._n_characters + len(text)
+        return {"text": text, "index": self._index, **scores, "finish_reason": reason}
 
 
 async def list_models(request: Request) -> Response:
@@ -249,27 +293,34 @@ def _model(model: StoredModel, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(model.modified_at), "owned_by": owner}
 
 
-def _warnings(finished: Finished) -> dict[str, Any]:
-    """An extension: what of the request had no effect."""
-    return {"warnings": finished.warnings} if finished.warnings else {}
+def _end(answers: Sequence[Finished]) -> dict[str, Any]:
+    return {"usage": _usage(answers), **_warnings(answers)}
 
 
-def _usage(finished: Finished) -> dict[str, Any]:
-    done = finished.done
+def _warnings(answers: Sequence[Finished]) -> dict[str, Any]:
+    """All choices have the same, those of their request."""
+    return {"warnings": list(answers[0].warnings)} if answers[0].warnings else {}
+
+
+def _usage(answers: Sequence[Finished]) -> dict[str, Any]:
+    """All choices share one prompt, which counts once. That the others found it in the cache was this request's own doing."""
+    first, done = answers[0], [answer.done for answer in answers]
+    n_prompt, n_generated = first.done.prompt_eval_count, sum(one.eval_count for one in done)
     usage: dict[str, Any] = {
-        "prompt_tokens": done.prompt_eval_count,
-        "completion_tokens": done.eval_count,
-        "total_tokens": done.prompt_eval_count + done.eval_count,
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_generated,
+        "total_tokens": n_prompt + n_generated,
     }
     details = {
-        "cached_tokens": done.cached_count,
-        "truncated_tokens": finished.truncated_tokens,
-        "truncated_messages": finished.truncated_messages,
+        "cached_tokens": min(one.cached_count for one in done),
+        "truncated_tokens": first.truncated_tokens,
+        "truncated_messages": first.truncated_messages,
     }
     if any(details.values()):
         usage["prompt_tokens_details"] = {name: count for name, count in details.items() if count > 0}
-    if done.thought_count > 0:
-        usage["completion_tokens_details"] = {"reasoning_tokens": done.thought_count}
+    n_thoughts = sum(one.thought_count for one in done)
+    if n_thoughts > 0:
+        usage["completion_tokens_details"] = {"reasoning_tokens": n_thoughts}
     return usage
 
 

@@ -24,13 +24,15 @@ from puna.server.requests import Caller
 
 async def native_rerank(request: Request) -> Response:
     message, found = await _ranked(request)
-    counts = {
+    counts: dict[str, Any] = {
         "total_duration": found.total_ns,
         "load_duration": found.load_ns,
         "prompt_eval_count": found.reply.prompt_eval_count,
     }
     if found.reply.truncated_count:
         counts["truncated_count"] = found.reply.truncated_count
+    if found.warnings:
+        counts["warnings"] = found.warnings
     return json_response({"model": message.model, "results": _results(message, found.reply), **counts})
 
 
@@ -46,6 +48,7 @@ async def openai_rerank(request: Request) -> Response:
         "model": message.model,
         "results": _results(message, found.reply),
         "usage": usage,
+        **({"warnings": found.warnings} if found.warnings else {}),
     }
     return json_response(body)
 
@@ -56,7 +59,7 @@ async def _ranked(request: Request) -> tuple[RerankRequest, Embedded]:
     await checked(request, message.check)
     model = await open_model(caller, message.model)
     wanted = wire.EmbeddingRequest(inputs=[*message.documents], truncate=message.truncate, query=message.query)
-    found = await vectors_of(caller, model, message, wanted)
+    found = await vectors_of(caller, model, message, wanted, message.unused)
     assert found is not None, "there are documents"
     return message, found
 

@@ -40,7 +40,7 @@ async def responses(request: Request) -> Response:
     if not native.messages:
         raise BadRequest("input must not be empty")
     model = await caller.open(message.model)
-    parts = run(caller.scheduler, chat_job(caller, model, native, DEFAULTS))
+    parts = run(caller.scheduler, chat_job(caller, model, native, DEFAULTS, message.unused))
     answer = _Answer(message)
     if message.stream:
         return Stream(_stream(parts, answer), EVENT_STREAM, answer.failure, cache_control="no-cache")
