@@ -14,7 +14,7 @@ _COMMON = frozenset(("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ"
 _COMMON_PREFIXES = ("LC_", "PYTHON", "LD_", "DYLD_", "XDG_", "MALLOC_", "COVERAGE_")
 # Of tensor libraries, drivers, and what computes in threads.
 _COMPUTING_PREFIXES = (
-    *("GGML_", "LLAMA_CPP_", "LLAMA_ARG_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_"),
+    *("GGML_", "LLAMA_CPP_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_"),
     *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "ROCM_", "HSA_", "GPU_", "AMD_", "AMDGPU_", "VK_", "MESA_", "ZE_", "SYCL_", "ONEAPI_"),
     *("PUNA_", "OLLAMA_"),
 )

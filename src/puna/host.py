@@ -1,4 +1,5 @@
-"""How much memory this process, and those it starts, may still take: the machine's, or less where a control group says so.
+"""How much memory this process, and those it starts, may still take: the machine's, or less where a control group says so;
+and on how many cores they may run.
 
 Knows nothing of models. Control groups of both versions are read; a limit on any level above this process counts. Pages
 of files count as free wherever they do: the system takes them back when it needs them.
@@ -6,6 +7,7 @@ of files count as free wherever they do: the system takes them back when it need
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,12 @@ def memory(membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> Memory:
     for limit, used in _limits(membership, mount):
         total, free = min(total, limit), min(free, max(0, limit - used))
     return Memory(total, free, swap.free)
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def private_bytes(pid: int) -> int:

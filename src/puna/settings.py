@@ -1,4 +1,4 @@
-"""One table of environment settings: name, type, default, help.
+"""One table of environment settings: name, type, default, help; and what other variables that people know mean here.
 
 Values are trimmed of spaces and quotes. A value that cannot be used is reported once as a warning that names the
 variable, the value and the default used instead; it never stops the program.
@@ -175,7 +175,9 @@ class Settings:
     )
     gpu_overhead: int = _setting("OLLAMA_GPU_OVERHEAD", _unsigned, 0, "bytes to leave free on each GPU")
     sched_spread: bool = _setting("OLLAMA_SCHED_SPREAD", _boolean, False, "spread each model over all GPUs")
-    context_length: int = _setting("OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context length (0: 4096)")
+    context_length: int = _setting(
+        "OLLAMA_CONTEXT_LENGTH", _unsigned, 0, "default context (0: 4096; from 23 GiB of GPUs 32768, from 47 GiB 262144)"
+    )
     token_gap: float = _setting(
         "PUNA_TOKEN_GAP",
         _timeout,
@@ -204,6 +206,46 @@ class Settings:
     )
     log_format: str = _setting("PUNA_LOG_FORMAT", _log_format, "text", "lines of the server's log: text, or json objects")
     debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
+
+
+# Read by what they are made for, which is not Puna's own code.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+        "which GPUs their driver shows",
+    ),
+    "HSA_OVERRIDE_GFX_VERSION": "which code ROCm takes a GPU to run; with _0, _1, … for one of them",
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"), "the way out for downloads; in lower case as well"),
+    **dict.fromkeys(("OLLAMA_EDITOR", "VISUAL", "EDITOR"), "the editor that Ctrl-G opens in the interactive session"),
+    "TERM": "what the terminal understands",
+}
+
+# Ollama's, without effect here, and why or what to use instead.
+UNSUPPORTED = {
+    "OLLAMA_MULTIUSER_CACHE": "every request finds the longest prefix that anything in the cache has",
+    "OLLAMA_VULKAN": "Vulkan is used where the library has it; GGML_DISABLE_VULKAN=1 switches it off",
+    "OLLAMA_IGPU_ENABLE": "integrated GPUs are used like others; the variables of their drivers hide them",
+    "OLLAMA_GO_TEMPLATE": "a template of the Modelfile counts, else the model file's own",
+    "LLAMA_ARG_FIT": "every load is fitted to the memory",
+    "LLAMA_ARG_FIT_TARGET": "OLLAMA_GPU_OVERHEAD leaves memory free",
+    "OLLAMA_LLM_LIBRARY": "the library that was compiled for this machine is used",
+    "OLLAMA_LIBRARY_PATH": "the library is part of the installation",
+    "OLLAMA_TMPDIR": "TMPDIR",
+    "OLLAMA_MAX_TRANSFER_STREAMS": "pip downloads, in one stream",
+    "OLLAMA_NO_CLOUD": "there is no cloud",
+    "OLLAMA_REMOTES": "there are no remote models",
+    "OLLAMA_CLOUD_BASE_URL": "there is no cloud",
+    "OLLAMA_AUTH": "requests are not signed; PUNA_API_KEYS",
+    "OLLAMA_API_KEY": "for client libraries; PUNA_API_KEYS",
+    "OLLAMA_DEBUG_LOG_REQUESTS": "requests are never written down",
+    "OLLAMA_EXPERIMENT": "there are no experiments to choose",
+}
+
+
+def without_effect(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Of the variables that are set, those that people may take for settings; empty values ask for nothing."""
+    source = os.environ if environ is None else environ
+    return [f"{name} has no effect: {why}" for name, why in UNSUPPORTED.items() if source.get(name)]
 
 
 def keys_in(path: Path) -> list[str]:

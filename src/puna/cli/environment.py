@@ -1,4 +1,4 @@
-"""The table of environment variables in the help texts, made from puna.settings."""
+"""The tables of environment variables in the help texts, made from puna.settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from puna.cli.table import table
-from puna.settings import Address, Settings
+from puna.settings import ELSEWHERE, UNSUPPORTED, Address, Settings
 
 
 def environment_help() -> str:
@@ -19,8 +19,13 @@ def environment_help() -> str:
         shown = _shown(getattr(defaults, item.name))
         meaning = str(item.metadata["help"])
         rows.append((item.metadata["env"], f"{meaning} (default {shown})" if shown else meaning))
-    # \b keeps the help's formatter from filling the table into a paragraph
-    return "\b\nEnvironment Variables:\n" + table(rows, indent="  ").rstrip()
+    titled = {
+        "Environment Variables": rows,
+        "Passed on to what reads them": list(ELSEWHERE.items()),
+        "Ollama's, not supported": list(UNSUPPORTED.items()),
+    }
+    # \b keeps the help's formatter from filling a table into a paragraph
+    return "\n\n".join(f"\b\n{title}:\n{table(lines, indent='  ').rstrip()}" for title, lines in titled.items())
 
 
 def _shown(value: Any) -> str:
@@ -30,7 +35,7 @@ def _shown(value: Any) -> str:
         home = str(Path.home())
         return str(value).replace(home, "~", 1) if str(value).startswith(home) else str(value)
     if isinstance(value, float):
-        return "forever" if math.isinf(value) else f"{value / 60:g}m"
+        return "forever" if math.isinf(value) else f"{value / 60:g}m" if value >= 60 else f"{value:g}s"
     if isinstance(value, bool):
         return "1" if value else "0"
     return "" if value in ((), 0, "", None) else str(value)

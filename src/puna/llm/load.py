@@ -20,9 +20,11 @@ from puna.wire import LoadOptions
 log = logging.getLogger(__name__)
 
 DEFAULT_N_CTX = 4096
+AUTO_N_CTX = ((47 << 30, 262144), (23 << 30, 32768))  # where nobody asked for a context: from so many bytes of GPUs
 DEFAULT_N_PARALLEL = 4
 DEFAULT_N_BATCH = 512
-MIN_N_CTX = 4
+MIN_N_CTX, MAX_N_CTX = 4, 1 << 24
+MAX_N_BATCH = 1 << 13  # beyond it a step takes memory, and everybody else's time, for nothing
 ATTIC_SHARE = 16  # a part in so many of the host's memory is for each model's attic
 _KV_CACHE_TYPES = ("f16", "q8_0", "q4_0")
 
@@ -35,6 +37,15 @@ class WantedLoad:
     explicit: frozenset[str] = frozenset()  # fields of the options that somebody asked for; the others are defaults
     num_gpu: int | None = None  # layers on GPUs; None: as many as fit
     main_gpu: int | None = None  # the GPU that comes first
+    n_ctx_most: int | None = None  # the context may be larger, up to this, as memory allows; None: it is what was asked for
+
+    def contexts(self, gpu_bytes: int) -> list[int]:
+        """What to try in turn on GPUs with so much memory in all."""
+        least = self.options.n_ctx
+        if self.n_ctx_most is None or self.num_gpu == 0:
+            return [least]
+        fitting = [min(n_ctx, self.n_ctx_most) for n_bytes, n_ctx in AUTO_N_CTX if gpu_bytes >= n_bytes]
+        return [n_ctx for n_ctx in dict.fromkeys(fitting) if n_ctx > least] + [least]
 
     def is_served_by(self, loaded: LoadOptions) -> bool:
         """Whether a runner that was loaded with *loaded* will do.
@@ -78,7 +89,7 @@ def wanted_load(
     *n_ctx_train* is the context length in the model's file, if it names one: a longer context is cut to it.
     *max_parallel* is for models that cannot compute several sequences at once.
     """
-    n_ctx = max(options.num_ctx or settings.context_length or DEFAULT_N_CTX, MIN_N_CTX)
+    n_ctx = min(max(options.num_ctx or settings.context_length or DEFAULT_N_CTX, MIN_N_CTX), MAX_N_CTX)
     if n_ctx_train and n_ctx > n_ctx_train:
         if options.num_ctx or settings.context_length:
             log.warning("a context of %d tokens is more than the model was trained for, using %d", n_ctx, n_ctx_train)
@@ -93,8 +104,8 @@ def wanted_load(
     load = LoadOptions(
         n_ctx=n_ctx,
         n_parallel=min(n_parallel, max_parallel or n_parallel),
-        n_batch=min(max(options.num_batch or 0, 0) or DEFAULT_N_BATCH, n_ctx),
-        n_threads=max(options.num_thread or 0, 0),
+        n_batch=min(max(options.num_batch or 0, 0) or DEFAULT_N_BATCH, n_ctx, MAX_N_BATCH),
+        n_threads=min(max(options.num_thread or 0, 0), host.usable_cores()),  # with more, threads wait for one another
         kv_cache_type=kv_cache_type(settings),
         flash_attention=settings.flash_attention,
         attic_bytes=_default_attic() if settings.attic is None else settings.attic,
@@ -105,7 +116,8 @@ def wanted_load(
     )
     num_gpu = options.num_gpu if options.num_gpu is not None and options.num_gpu >= 0 else None
     explicit = frozenset(name for name, is_asked in asked.items() if is_asked)
-    return WantedLoad(load, explicit, num_gpu, options.main_gpu)
+    is_automatic = not (options.num_ctx or settings.context_length)
+    return WantedLoad(load, explicit, num_gpu, options.main_gpu, n_ctx_train or MAX_N_CTX if is_automatic else None)
 
 
 @cache

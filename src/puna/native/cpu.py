@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import platform
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from puna.host import MEMBERSHIP, MOUNT, control_groups
+from puna.host import MEMBERSHIP, MOUNT, control_groups, usable_cores
 
 # The extensions that decide which kernels the tensor library runs, as Linux names them.
 MATTERING = (
@@ -133,12 +132,6 @@ def _memory_max(file: Path) -> int | None:
         case [limit] if limit.isdecimal():
             return int(limit)
     return None
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def physical_cores() -> int:

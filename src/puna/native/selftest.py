@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from puna.errors import NativeLibraryError
+from puna.host import usable_cores
 from puna.native import cpu
 from puna.native.kernels.build import LIBRARY
 from puna.native.kernels.library import FORCED
@@ -172,7 +173,7 @@ def _examine_buffer_type(command: Sequence[str], buffer_type: str) -> list[Combi
         return together.combinations
     unsupported = [c for c in together.combinations if c.status == "unsupported"]
     remaining = [t for t in together.tensor_types if t not in {c.tensor_type for c in unsupported}]
-    with ThreadPoolExecutor(max_workers=max(1, min(8, cpu.usable_cores()))) as pool:
+    with ThreadPoolExecutor(max_workers=max(1, min(8, usable_cores()))) as pool:
         alone = list(pool.map(lambda t: _alone(_run(command, buffer_type, t), buffer_type, t), remaining))
     if not any(c.status == "broken" for c in alone):
         # Nothing dies alone, yet together they do: the one that was being tried is the best name there is.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from puna.native.cpu import usable_cores
+from puna.host import usable_cores
 
 TASKS = Path("/proc/self/task")
 

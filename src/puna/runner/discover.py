@@ -12,6 +12,7 @@ import sys
 from typing import Literal
 
 from puna.errors import NativeLibraryError
+from puna.host import usable_cores
 from puna.ml.ggml.devices import Device, devices
 from puna.native import cpu, drivers, structs
 from puna.native.ggml import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, ggml
@@ -33,7 +34,7 @@ _KINDS: dict[int, Literal["gpu", "igpu", "accel", "cpu"]] = {
 
 
 def discover() -> Discovery:
-    threads = cpu.threads(cpu.physical_cores(), cpu.usable_cores(), cpu.cgroup_limits().cpus)
+    threads = cpu.threads(cpu.physical_cores(), usable_cores(), cpu.cgroup_limits().cpus)
     filters = {name: os.environ[name] for name in FILTERS if name in os.environ}
     try:
         found, error = [_describe(device) for device in devices()], ""

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from puna.engines import Choice
 from puna.errors import BadRequest, FileFormatError
+from puna.host import usable_cores
 from puna.kvcache.cache import RememberingCache, SavingCache, StepEndCache
 from puna.model.pooling import Pooling
 from puna.native import cpu
@@ -73,10 +74,10 @@ class Loaded(Opened):
 
 
 def n_threads(options: LoadOptions) -> int:
-    """As asked for, else one per physical core that this process may use."""
+    """As asked for, though no more than there are cores, else one per physical core that this process may use."""
     if options.n_threads > 0:
-        return options.n_threads
-    return cpu.threads(cpu.physical_cores(), cpu.usable_cores(), cpu.cgroup_limits().cpus)
+        return min(options.n_threads, usable_cores())
+    return cpu.threads(cpu.physical_cores(), usable_cores(), cpu.cgroup_limits().cpus)
 
 
 def check(options: LoadOptions) -> None:
@@ -125,7 +126,7 @@ def allocate(file: ModelFile, options: LoadOptions, new_engine: bool | None = No
             raise FileFormatError(
                 f"{file.path}: {tokenizer.n_tokens} tokens in the vocabulary, {opened.n_vocab} in token_embd.weight"
             )
-        threads = Threads(n_threads(options), cpu.usable_cores()) if options.n_threads == 0 else None
+        threads = Threads(n_threads(options), usable_cores()) if options.n_threads == 0 else None
         return Loaded(**vars(opened), tokenizer=tokenizer, threads=threads)
     except BaseException:
         opened.close()

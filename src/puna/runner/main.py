@@ -45,7 +45,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--channel", action="store_true", help="talk over standard input, a socket, and listen nowhere")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
-    parser.add_argument("--log-level", choices=LEVELS, default="info")
+    parser.add_argument("--log-level", choices=LEVELS, help="(default: info, or debug with OLLAMA_DEBUG)")
     load = parser.add_argument_group("loading without a POST /load")
     load.add_argument("--load", action="store_true", help="load the model at once")
     load.add_argument("--n-ctx", type=int, help="tokens one sequence may hold")
@@ -133,7 +133,8 @@ def _serve_person(args: argparse.Namespace, make: MakeEngine) -> None:
 
 
 def _log_to_stderr(args: argparse.Namespace) -> None:
-    logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    level = args.log_level or ("debug" if settings.load().debug else "info")
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from puna.errors import PunaError
 from puna.gguf.reader import GGUFFile
 from puna.guard import exit_with_parent
+from puna.host import usable_cores
 from puna.native import cpu
 from puna.native.library import opened
 from puna.native.log import route_to_logging
@@ -70,7 +71,7 @@ def main() -> int:
     log = logging.getLogger("ggml")
     log.setLevel(logging.DEBUG)
     log.addHandler(listener)
-    n_threads = cpu.threads(cpu.physical_cores(), cpu.usable_cores(), cpu.cgroup_limits().cpus)
+    n_threads = cpu.threads(cpu.physical_cores(), usable_cores(), cpu.cgroup_limits().cpus)
     if not quantise(arguments.source, arguments.target, arguments.file_type, n_threads):
         _say(error=listener.reason or "libllama gives no reason")
         return 1

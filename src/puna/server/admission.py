@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -70,7 +70,7 @@ class Admission:
                     without_swap=others.may_go(False),
                 )
                 try:
-                    return await self._in_the_largest_pool(runner, wanted.options, free, wish)
+                    return await self._in_the_largest_context(runner, wanted, free, wish, sum(gpu.total for gpu in gpus))
                 except OutOfMemory as error:
                     lacks_gpus = isinstance(error, NoRoomOnGPUs)
                     if not (wish.must_be_full if lacks_gpus else wish.without_swap):
@@ -127,6 +127,19 @@ class Admission:
             if devices and await has_crashed_by_itself(runner):
                 raise CrashedOnGPUs(str(error), devices, self._libraries(devices)) from error
             raise
+
+    async def _in_the_largest_context(
+        self, runner: Runner, wanted: WantedLoad, free: Free, wish: Wish, gpu_bytes: int
+    ) -> wire.LoadReply:
+        """A context that nobody asked for takes no layer's place on a GPU, and no other model's."""
+        *larger, least = wanted.contexts(gpu_bytes)
+        for n_ctx in larger:
+            options = msgspec.structs.replace(wanted.options, n_ctx=n_ctx)
+            try:
+                return await self._in_the_largest_pool(runner, options, free, replace(wish, must_be_full=True, without_swap=True))
+            except OutOfMemory as error:
+                log.info("a context of %d tokens is too large for what is free: %s", n_ctx, error)
+        return await self._in_the_largest_pool(runner, msgspec.structs.replace(wanted.options, n_ctx=least), free, wish)
 
     async def _in_the_largest_pool(self, runner: Runner, options: wire.LoadOptions, free: Free, wish: Wish) -> wire.LoadReply:
         """With a context for each request that is computed at once; where nobody asked for that, they may share fewer."""

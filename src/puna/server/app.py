@@ -36,7 +36,7 @@ from puna.server.rendering import Renderers
 from puna.server.request_id import RequestIds
 from puna.server.routes import account, anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
 from puna.server.scheduler import Launch, Scheduler
-from puna.settings import Settings
+from puna.settings import Settings, without_effect
 from puna.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -151,18 +151,23 @@ def serve(settings: Settings, launch: Launch | None = None) -> None:
     Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
     launcher = Launcher(Spare() if settings.warm_spare and launch is None else None, machine=Machine())
-    log_to_stderr(settings)
-    check_exposure(settings)
-    allow_many_files()
+    _prepare(settings)
     with _listen(settings) as listener:
         _make(settings, listener, launcher, launch or launcher.launch).run(sockets=[listener])
 
 
-async def serve_on(listener: socket.socket, settings: Settings, launcher: Launcher) -> None:
-    """As serve, in this event loop, on a socket that listens already."""
+def _prepare(settings: Settings) -> None:
+    """Errors: PunaError when others could use the server without a key."""
     log_to_stderr(settings)
+    for line in without_effect():
+        log.warning("%s", line)
     check_exposure(settings)
     allow_many_files()
+
+
+async def serve_on(listener: socket.socket, settings: Settings, launcher: Launcher) -> None:
+    """As serve, in this event loop, on a socket that listens already."""
+    _prepare(settings)
     await _make(settings, listener, launcher, launcher.launch).serve(sockets=[listener])
 
 

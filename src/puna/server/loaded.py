@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from puna import wire
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner
@@ -53,7 +55,10 @@ class Loaded:
 
     @property
     def options(self) -> wire.LoadOptions:
-        return self.wanted.options
+        """What it is, or is being, loaded with: the context may have become larger than what was wanted at least."""
+        wanted = self.wanted.options
+        n_ctx = self.reply.n_ctx if self.reply is not None else 0
+        return msgspec.structs.replace(wanted, n_ctx=n_ctx) if n_ctx > wanted.n_ctx else wanted
 
     @property
     def runner(self) -> Runner:

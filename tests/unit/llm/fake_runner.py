@@ -32,6 +32,7 @@ class Script:
     load_error: str = ""
     out_of_memory: bool = False
     needs: int = 1234  # bytes
+    needs_per_token: int = 0  # more, for the cache
     layers: int = 1  # and the output; all but 4 bytes are theirs
     stall: bool = False  # load without ever making progress
     n_ctx_train: int = 0
@@ -130,7 +131,7 @@ class FakeRunner:
             return 200, {"success": False, "error": "model requires more system memory", "memory": memory}
         self.used = [part["device"] for part in body["options"]["gpu_layers"]]
         self.crash_if(body["operation"])
-        memory = self.memory(body["options"]["gpu_layers"])
+        memory = self.memory(body["options"])
         if body["operation"] == "fit":
             return 200, {"success": True, "memory": memory}
         self.n_ctx = body["options"]["n_ctx"]
@@ -140,13 +141,14 @@ class FakeRunner:
             self.loading = asyncio.create_task(self.read_weights())
         return 200, {"success": True, "n_ctx": self.n_ctx, "engine": "puna", "memory": memory}
 
-    def memory(self, gpu_layers: list[dict[str, Any]]) -> dict[str, Any]:
+    def memory(self, options: dict[str, Any]) -> dict[str, Any]:
         """As much as the script says, on the devices that the layers were sent to."""
         n = self.script.layers + 1
-        left = self.script.needs - 4
+        n_tokens = options["n_pool"] or options["n_ctx"] * options["n_parallel"]
+        left = self.script.needs - 4 + self.script.needs_per_token * n_tokens
         weights = [left // n] * (n - 1) + [left - left // n * (n - 1)]
         devices: list[dict[str, Any]] = []
-        for part in gpu_layers:
+        for part in options["gpu_layers"]:
             taken = [size if part["begin"] <= i < part["end"] else 0 for i, size in enumerate(weights)]
             weights = [size - own for size, own in zip(weights, taken, strict=True)]
             devices.append({"device": part["device"], "weights": taken, "cache": [0] * n, "graph": 0, "is_gpu": True})

@@ -8,7 +8,7 @@ import pytest
 
 from puna import host
 from puna.api.options import Options
-from puna.llm.load import ATTIC_SHARE, wanted_load
+from puna.llm.load import ATTIC_SHARE, MAX_N_BATCH, MAX_N_CTX, wanted_load
 from puna.settings import Settings, load
 from puna.wire import LoadOptions
 
@@ -35,9 +35,35 @@ SETTINGS = Settings(attic=0)
         ({}, {"flash_attention": False, "kv_cache_type": "q8_0"}, None, LoadOptions(flash_attention=False)),
     ],
 )
-def test_load_options(options: dict[str, Any], settings: dict[str, Any], n_ctx_train: int | None, expected: LoadOptions) -> None:
+def test_load_options(
+    options: dict[str, Any],
+    settings: dict[str, Any],
+    n_ctx_train: int | None,
+    expected: LoadOptions,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "usable_cores", lambda: 6)
     wanted = wanted_load(Options(**options), replace(SETTINGS, **settings), n_ctx_train=n_ctx_train)
     assert wanted.options == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"num_thread": 4096}, LoadOptions(n_threads=6)),
+        ({"num_thread": 1 << 62}, LoadOptions(n_threads=6)),
+        ({"num_thread": 5}, LoadOptions(n_threads=5)),
+        ({"num_batch": 1 << 62, "num_ctx": 1 << 20}, LoadOptions(n_ctx=1 << 20, n_batch=MAX_N_BATCH)),
+        ({"num_ctx": 1 << 62}, LoadOptions(n_ctx=MAX_N_CTX)),
+    ],
+)
+def test_no_number_asks_for_more_than_does_good(
+    options: dict[str, Any], expected: LoadOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "usable_cores", lambda: 6)
+    wanted = wanted_load(Options(**options), SETTINGS)
+    assert wanted.options == expected
+    assert wanted.is_served_by(wanted_load(Options(**options), SETTINGS).options)
 
 
 def test_a_context_that_is_cut_is_told_about(caplog: pytest.LogCaptureFixture) -> None:

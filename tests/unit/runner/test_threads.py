@@ -15,7 +15,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
 
-from puna.native.cpu import usable_cores
+from puna.host import usable_cores
 from puna.native.usage import Usage, usage
 from puna.runner.engine import Engine
 from puna.runner.load import n_threads
@@ -292,3 +292,9 @@ def test_the_engine_gives_way_unless_it_was_told_a_number(asked: int, busy: Call
             assert given[-1:] == ([1] if n_threads(LoadOptions()) > 1 else [])
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("asked", [usable_cores() + 1, 4096])
+def test_there_are_never_more_threads_than_cores(asked: int) -> None:
+    assert n_threads(LoadOptions(n_threads=asked)) == usable_cores()
+    assert n_threads(LoadOptions(n_threads=1)) == 1

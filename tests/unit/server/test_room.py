@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from puna import wire
+from puna.api.options import Options
 from puna.errors import LoadError, OutOfMemory, Overloaded
-from puna.llm.load import WantedLoad
+from puna.llm.load import WantedLoad, wanted_load
 from puna.server.loaded import State
-from puna.settings import FOREVER
+from puna.settings import FOREVER, Settings
 from tests.unit.llm.fake_machine import gpu
 from tests.unit.server.test_scheduler import DEFAULT, A, B, C, D, World, n_ctx, play, settle
 
@@ -357,3 +359,87 @@ def test_random_loads_never_take_more_than_there_is() -> None:
         assert not world.scheduler._queue
 
     play(scenario, max_loaded_models=4)
+
+
+def automatic(n_ctx_train: int | None = None, **options: Any) -> WantedLoad:
+    """What a request wants that says nothing of a context."""
+    return wanted_load(Options(**options), Settings(num_parallel=1, attic=0), n_ctx_train=n_ctx_train)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "n_ctx_train", "expected"),
+    [
+        ([], None, 4096),
+        ([22], None, 4096),
+        ([23], None, 32768),
+        ([46], None, 32768),
+        ([47], None, 262144),
+        ([12, 12], None, 32768),
+        ([24, 24], None, 262144),
+        ([80], 131072, 131072),
+        ([80], 2048, 2048),
+        ([80], 20000, 20000),
+    ],
+)
+def test_a_context_that_nobody_asked_for_follows_the_memory_of_gpus(
+    gpus: list[int], n_ctx_train: int | None, expected: int
+) -> None:
+    async def scenario(world: World) -> None:
+        world.machine.devices = [gpu(f"CUDA{number}", size * GIB) for number, size in enumerate(gpus)]
+        await world.touch(A, automatic(n_ctx_train))
+        assert world.loads == [("a", expected)]
+        assert world.scheduler.running()[0].n_ctx == expected
+
+    play(scenario, num_parallel=1)
+
+
+@pytest.mark.parametrize(("per_token", "expected"), [(1 << 10, 262144), (1 << 18, 32768), (1 << 22, 4096)])
+def test_an_automatic_context_takes_no_layer_from_a_gpu(per_token: int, expected: int) -> None:
+    async def scenario(world: World) -> None:
+        world.machine.devices = [gpu("CUDA0", 48 * GIB)]
+        world.needs, world.per_token = {"a": 20 * GIB}, {"a": per_token}
+        await world.touch(A, automatic())
+        assert world.loads == [("a", expected)]
+        assert world.layers["a"] == {"CUDA0": (0, world.n_layers)}
+
+    play(scenario, num_parallel=1)
+
+
+def test_an_automatic_context_takes_no_place_of_another_model() -> None:
+    async def scenario(world: World) -> None:
+        world.machine.devices = [gpu("CUDA0", 48 * GIB)]
+        world.needs, world.per_token = {"a": 20 * GIB, "b": 20 * GIB}, {"b": 1 << 17}
+        await world.touch(A)
+        await world.touch(B, automatic())
+        assert world.loads == [("a", 4096), ("b", 32768)]
+        assert world.closed == []
+
+    play(scenario, num_parallel=1)
+
+
+def test_a_larger_automatic_context_serves_those_who_ask_for_less_than_it_has() -> None:
+    async def scenario(world: World) -> None:
+        world.machine.devices = [gpu("CUDA0", 24 * GIB)]
+        await world.touch(A, automatic())
+        await world.touch(A, n_ctx(20000))
+        await world.touch(A, automatic())
+        assert world.loads == [("a", 32768)]
+        await world.touch(A, n_ctx(40000))
+        await world.touch(A, automatic())
+        assert world.loads == [("a", 32768), ("a", 40000)]
+
+    play(scenario, num_parallel=1)
+
+
+@pytest.mark.parametrize("wanted", [{"num_ctx": 4096}, {"num_gpu": 0}])
+def test_who_asks_for_a_context_or_for_no_gpu_gets_what_was_asked_for(wanted: dict[str, int]) -> None:
+    async def scenario(world: World) -> None:
+        world.machine.devices = [gpu("CUDA0", 80 * GIB)]
+        await world.touch(A, automatic(**wanted))
+        assert world.loads == [("a", 4096)]
+
+    play(scenario, num_parallel=1)
+
+
+def test_a_context_of_the_settings_is_not_automatic() -> None:
+    assert wanted_load(Options(), Settings(context_length=5000)).contexts(80 * GIB) == [5000]

@@ -69,8 +69,9 @@ class StubRunner(Runner):
 
     async def try_load(self, request: wire.LoadRequest, stall_timeout_s: float) -> wire.LoadReply:
         parts, options = request.options.gpu_layers, request.options
-        n_contexts = (options.n_pool or options.n_ctx * options.n_parallel) // options.n_ctx
-        memory = self.world.memory(self.path.name, parts, n_contexts)
+        n_tokens = options.n_pool or options.n_ctx * options.n_parallel
+        n_contexts = n_tokens // options.n_ctx
+        memory = self.world.memory(self.path.name, parts, n_contexts, n_tokens)
         if request.operation == "commit":
             self.memory = memory
             self.world.loads.append((self.path.name, request.options.n_ctx))
@@ -103,6 +104,7 @@ class World:
     needs: dict[str, int] = field(default_factory=dict)  # bytes by model
     n_layers: int = 2  # of every model, the output included
     per_context: dict[str, int] = field(default_factory=dict)  # further bytes by model, for each context of its cache
+    per_token: dict[str, int] = field(default_factory=dict)  # further bytes by model, for each token of its cache
     contexts: dict[str, int] = field(default_factory=dict)  # by model, as committed
     layers: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # by model and GPU, as committed
     machine: FakeMachine = field(default_factory=FakeMachine)
@@ -119,8 +121,8 @@ class World:
         self.runners.append(StubRunner(self, path))
         return self.runners[-1]
 
-    def memory(self, model: str, parts: list[wire.DeviceLayers], n_contexts: int) -> wire.MemoryReport:
-        total = self.needs.get(model, 0) + self.per_context.get(model, 0) * n_contexts
+    def memory(self, model: str, parts: list[wire.DeviceLayers], n_contexts: int, n_tokens: int) -> wire.MemoryReport:
+        total = self.needs.get(model, 0) + self.per_context.get(model, 0) * n_contexts + self.per_token.get(model, 0) * n_tokens
         n, size = self.n_layers, total // self.n_layers
         weights = {part.device: [size if part.begin <= i < part.end else 0 for i in range(n)] for part in parts}
         on_cpu = [size - sum(column) for column in zip(*weights.values(), strict=True)] if weights else [size] * n

@@ -1,0 +1,102 @@
+"""Every variable that Ollama's users know either does what it says or is listed as one that does not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from puna import settings
+from puna.settings import Settings, without_effect
+
+# All that Ollama documents or reads, in two of its states.
+SUPPORTED = [
+    "OLLAMA_HOST",
+    "OLLAMA_MODELS",
+    "OLLAMA_KEEP_ALIVE",
+    "OLLAMA_LOAD_TIMEOUT",
+    "OLLAMA_MAX_LOADED_MODELS",
+    "OLLAMA_NUM_PARALLEL",
+    "OLLAMA_MAX_QUEUE",
+    "OLLAMA_CONTEXT_LENGTH",
+    "OLLAMA_FLASH_ATTENTION",
+    "OLLAMA_KV_CACHE_TYPE",
+    "OLLAMA_GPU_OVERHEAD",
+    "OLLAMA_SCHED_SPREAD",
+    "OLLAMA_NEW_ENGINE",
+    "OLLAMA_ORIGINS",
+    "OLLAMA_NOPRUNE",
+    "OLLAMA_DEBUG",
+    "OLLAMA_NOHISTORY",
+]
+ELSEWHERE = [
+    "OLLAMA_EDITOR",
+    "VISUAL",
+    "EDITOR",
+    "TERM",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GGML_VK_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "HSA_OVERRIDE_GFX_VERSION",
+]
+UNSUPPORTED = [
+    "OLLAMA_MULTIUSER_CACHE",
+    "OLLAMA_VULKAN",
+    "OLLAMA_IGPU_ENABLE",
+    "OLLAMA_GO_TEMPLATE",
+    "LLAMA_ARG_FIT",
+    "LLAMA_ARG_FIT_TARGET",
+    "OLLAMA_LLM_LIBRARY",
+    "OLLAMA_MAX_TRANSFER_STREAMS",
+    "OLLAMA_NO_CLOUD",
+    "OLLAMA_REMOTES",
+    "OLLAMA_CLOUD_BASE_URL",
+    "OLLAMA_DEBUG_LOG_REQUESTS",
+    "OLLAMA_AUTH",
+    "OLLAMA_API_KEY",
+    "OLLAMA_EXPERIMENT",
+    "OLLAMA_LIBRARY_PATH",
+    "OLLAMA_TMPDIR",
+]
+
+
+def test_every_variable_stands_in_one_table() -> None:
+    read = {item.metadata["env"] for item in fields(Settings)}
+    assert {name for name in read if not name.startswith("PUNA_")} == set(SUPPORTED)
+    assert set(settings.ELSEWHERE) == set(ELSEWHERE)
+    assert set(settings.UNSUPPORTED) == set(UNSUPPORTED)
+
+
+def test_every_setting_is_used() -> None:
+    """By code outside its table."""
+    found = subprocess.run(
+        ["grep", "-rhoE", r"(settings|settings\(\)|load\(\))\.[a-z_]+", settings.__file__.rpartition("/")[0], "--include=*.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    used = {line.rpartition(".")[2] for line in found.splitlines()}
+    assert {item.name for item in fields(Settings)} <= used
+
+
+def test_the_help_lists_them_all() -> None:
+    done = subprocess.run([sys.executable, "-m", "puna", "serve", "--help"], capture_output=True, text=True, check=True)
+    own, _, rest = done.stdout.partition("Passed on to what reads them:")
+    passed_on, _, unsupported = rest.partition("Ollama's, not supported:")
+    for expected, text in ((SUPPORTED, own), (ELSEWHERE, passed_on), (UNSUPPORTED, unsupported)):
+        assert set(expected) <= set(re.findall(r"[A-Z_]{4,}", text))
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_has_no_effect_is_said(name: str) -> None:
+    [line] = without_effect({name: "1", "PATH": "/bin"})
+    assert line.startswith(f"{name} has no effect: ")
+    assert without_effect({name: ""}) == []
