@@ -43,12 +43,16 @@ class CopyingPip:
         self._on_bytes = on_bytes
 
     def resolve(self, wanted: Wheel) -> Wheel:
-        return wanted
+        found = max(self._wheels(wanted))
+        return Wheel(wanted.package, found.name.split("-")[1], hashlib.sha256(found.read_bytes()).hexdigest())
 
     def download(self, wheel: Wheel) -> Path:
-        (found,) = self.links.glob(f"*-{wheel.version}-*.whl")
+        (found,) = self._wheels(wheel)
         self._on_bytes(1, found.stat().st_size)
         return Path(shutil.copy(found, self._folder))
+
+    def _wheels(self, wheel: Wheel) -> list[Path]:
+        return list(self.links.glob(f"{wheel.package.replace('-', '_')}-{wheel.version or '*'}-*.whl"))
 
 
 class Worker:
