@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,16 @@ class CopyingPip:
         self._on_bytes = on_bytes
 
     def resolve(self, wanted: Wheel) -> Wheel:
-        return wanted
+        found = max(self._wheels(wanted))
+        return Wheel(wanted.package, found.name.split("-")[1], hashlib.sha256(found.read_bytes()).hexdigest())
 
     def download(self, wheel: Wheel) -> Path:
-        (found,) = self.links.glob(f"*-{wheel.version}-*.whl")
+        (found,) = self._wheels(wheel)
         self._on_bytes(1, found.stat().st_size)
         return Path(shutil.copy(found, self._folder))
+
+    def _wheels(self, wheel: Wheel) -> list[Path]:
+        return list(self.links.glob(f"{wheel.package.replace('-', '_')}-{wheel.version or '*'}-*.whl"))
 
 
 class Worker:
@@ -139,11 +144,10 @@ class Worker:
 def age(folder: Path) -> None:
     """Make everything look two hours old: what is at work is told from locks, not from clocks."""
     then = time.time() - 7200
-    for path in (*folder.rglob("blobs/*"), *folder.rglob("tmp/*")):
-        try:
-            os.utime(path, (then, then), follow_symlinks=False)
-        except FileNotFoundError:
-            continue
+    for parent, folders, files in os.walk(folder):  # which passes over what has just gone
+        for name in (*folders, *files) if os.path.basename(parent) in ("blobs", "tmp") else ():
+            with suppress(FileNotFoundError):
+                os.utime(os.path.join(parent, name), (then, then), follow_symlinks=False)
 
 
 def forked(action: Callable[[], object]) -> int:

@@ -20,6 +20,7 @@ from puna.store.create import Recipe
 from puna.store.manifests import StoredManifest
 from puna.store.model import StoredModel
 from puna.store.names import Name
+from puna.store.progress import Progress
 from puna.store.scratch import scratch
 from puna.store.store import Store
 from tests.unit.store.at_work import age, is_unfinished
@@ -81,6 +82,21 @@ def test_a_base_that_others_delete_stays_while_it_is_used(store: Store, other: S
     model = store.create("child", Recipe(base=base, system="hi"), interfere)
     assert store.get("child").digest == model.digest
     assert [item.name for item in other.list()] == ["child:latest"]
+
+
+def test_a_file_that_others_used_stays_while_it_is_used(store: Store, other: Store, base: str) -> None:
+    """The blob was there before, and the model that had it goes in the middle."""
+    digest = store.get(base).model_path.name
+
+    def interfere(progress: Progress) -> None:
+        if progress.status == "parsing GGUF":
+            other.delete(base)
+            age(store.root)
+            other.prune()
+
+    store.create("new", Recipe(files={"x.gguf": digest}), interfere)
+    assert [item.name for item in other.list()] == ["new:latest"]
+    assert store.get("new").model_path.name == digest
 
 
 def test_uploads_wait_for_their_model(store: Store, other: Store, tmp_path: Path) -> None:

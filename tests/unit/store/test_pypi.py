@@ -26,6 +26,7 @@ from puna.store.sources import pip, pull, pypi, starters
 from puna.store.sources.pypi import PackageReference
 from puna.store.store import Store
 from tests.patience import PATIENCE_S
+from tests.unit.store.at_work import CopyingPip
 from tests.unit.store.gguf_files import write_model
 from tests.unit.store.wheels import record_hash, write_wheel
 
@@ -102,6 +103,14 @@ def test_a_starter_has_its_name_and_parameters(store: Store, links: Path, gguf: 
     assert store.create("mine", Recipe(base="tiny:1b", system="x")).config.source is None
 
 
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that are taken without pip, which needs a second each time."""
+    monkeypatch.setattr(pypi, "Pip", CopyingPip)
+    monkeypatch.setattr(CopyingPip, "links", tmp_path / "shelf")
+    return tmp_path / "shelf"
+
+
 def blobs_of(store: Store) -> set[str]:
     return set(store.blobs)
 
@@ -126,8 +135,8 @@ def test_a_users_own_model_is_not_replaced(store: Store, links: Path, gguf: byte
     assert leftovers(store) == sorted([*(digest.replace(":", "-") for digest in before), "1.5B"])
 
 
-def test_a_name_may_be_chosen(store: Store, links: Path, gguf: bytes, own: StoredModel) -> None:
-    write_wheel(links, {"t/x.gguf": gguf})
+def test_a_name_may_be_chosen(store: Store, shelf: Path, gguf: bytes, own: StoredModel) -> None:
+    write_wheel(shelf, {"t/x.gguf": gguf})
     model = store.pull("pypi:tiny-model", name="me/another:one")
     assert model.name == "me/another:one"
     assert store.get("pypi:tiny-model").name == "me/another:one"
@@ -135,7 +144,7 @@ def test_a_name_may_be_chosen(store: Store, links: Path, gguf: bytes, own: Store
     assert store.pull("pypi:tiny-model").name == "me/another:one"
     assert store.create("child", Recipe(base="pypi:tiny-model", system="hi")).parent == "me/another:one"
 
-    write_wheel(links, {"t/x.gguf": gguf, "t/more": b"x"}, version="2.0")
+    write_wheel(shelf, {"t/x.gguf": gguf, "t/more": b"x"}, version="2.0")
     newer = store.pull("pypi:tiny-model", name="ME/Another:one")
     assert (newer.name, (newer.config.source or {})["version"]) == ("me/another:one", "2.0")
     copied = store.pull("pypi:tiny-model==2.0", name="second")
@@ -160,8 +169,8 @@ def test_a_chosen_name_is_looked_at_before_the_download(
         store.pull("pypi:tiny-model", name="../x")
 
 
-def test_a_name_taken_during_the_download(store: Store, links: Path, gguf: bytes, model_digest: str) -> None:
-    write_wheel(links, {"t/x.gguf": gguf})
+def test_a_name_taken_during_the_download(store: Store, shelf: Path, gguf: bytes, model_digest: str) -> None:
+    write_wheel(shelf, {"t/x.gguf": gguf})
 
     def take(progress: Progress) -> None:
         if progress.status == "writing manifest":
@@ -173,10 +182,10 @@ def test_a_name_taken_during_the_download(store: Store, links: Path, gguf: bytes
 
 
 @pytest.mark.parametrize("change", ["derived", "other package", "damaged"])
-def test_other_models_of_that_name(store: Store, links: Path, gguf: bytes, change: str) -> None:
-    write_wheel(links, {"t/x.gguf": gguf}, version="1.0")
-    write_wheel(links, {"t/x.gguf": gguf}, version="2.0")
-    write_wheel(links, {"t/x.gguf": gguf}, package="llm-tiny-model")
+def test_other_models_of_that_name(store: Store, shelf: Path, gguf: bytes, change: str) -> None:
+    write_wheel(shelf, {"t/x.gguf": gguf}, version="1.0")
+    write_wheel(shelf, {"t/x.gguf": gguf}, version="2.0")
+    write_wheel(shelf, {"t/x.gguf": gguf}, package="llm-tiny-model")
     name = store.pull("pypi:llm-tiny-model" if change == "other package" else "pypi:tiny-model==1.0").name
     if change == "derived":
         store.create(name, Recipe(base=name, system="mine"))
@@ -188,10 +197,10 @@ def test_other_models_of_that_name(store: Store, links: Path, gguf: bytes, chang
     assert store.manifests.path(Name.parse(name)).read_bytes() == content
 
 
-def test_two_files_of_one_name_in_one_wheel(store: Store, links: Path, gguf: bytes, tmp_path: Path) -> None:
+def test_two_files_of_one_name_in_one_wheel(store: Store, shelf: Path, gguf: bytes, tmp_path: Path) -> None:
     """Their names here would be the same, so the second is not taken for a new version of the first."""
     other = write_model(tmp_path / "y.gguf", seed=1).read_bytes()
-    write_wheel(links, {"a/m.gguf": gguf, "b/m.gguf": other})
+    write_wheel(shelf, {"a/m.gguf": gguf, "b/m.gguf": other})
     first = store.pull("pypi:tiny-model#a/m.gguf")
     with pytest.raises(BadRequest, match="there is a model tiny-model:m already"):
         store.pull("pypi:tiny-model#b/m.gguf")
