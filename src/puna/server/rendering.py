@@ -14,11 +14,12 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import msgspec
 
 from puna.errors import BadRequest, Overloaded, TemplateError
+from puna.llm import process
 from puna.prompt.render import PromptRequest, Rendered, Source, render
 from puna.prompt.worker import LENGTH, LIMIT_S, Reply
 
@@ -39,12 +40,12 @@ StartProcess = Callable[[], Awaitable[Process]]
 async def start_process() -> Process:
     environ = {name: value for name in (*_ENVIRONMENT, "PYTHONPATH") if (value := os.environ.get(name))}
     command = (sys.executable, "-m", "puna", "render")
-    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environ)
+    return await process.start(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environ)
 
 
 class _Worker:
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, started: Process) -> None:
+        self.process = started
         self.idle_since = time.monotonic()
 
     async def exchange(self, content: bytes) -> bytes:
@@ -61,9 +62,7 @@ class _Worker:
         return await self.process.stdout.readexactly(length)
 
     async def end(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
+        await process.end(self.process)
 
 
 class Renderers:

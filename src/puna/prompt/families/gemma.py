@@ -26,10 +26,11 @@ def functiongemma(messages: Sequence[Message], tools: Sequence[Tool], think: Thi
         head = f"You can do function calling with the following functions:{declared}" if tools else ""
         parts.append(f"<start_of_turn>developer\n{system}{chr(10) if system and head else ''}{head}<end_of_turn>\n")
     follows_result = False
+    called_names = _called(rest)
     for index, message in enumerate(rest):
         role, text, calls = message.get("role"), text_of(message).strip(), calls_of(message)
         if role == "tool":
-            name = _called(rest, index)
+            name = called_names[index]
             parts.append(f"<start_function_response>response:{name}{{<escape>{text}<escape>}}<end_function_response>")
         else:
             # After a result the model's turn is still open, and what comes belongs to it.
@@ -67,16 +68,23 @@ def _property(name: str, value: Any) -> str:
     return f"{name}:{{description:<escape>{schema.get('description') or ''}<escape>,type:<escape>{shown.upper()}<escape>}}"
 
 
-def _called(messages: Sequence[Message], index: int) -> str:
-    """The name of the function that this is a result of: by the call's id, else by its place."""
-    message = messages[index]
-    caller = max((i for i in range(index) if messages[i].get("role") != "tool"), default=-1)
-    calls = list(messages[caller].get("tool_calls") or ()) if caller >= 0 else []
-    wanted = message.get("tool_call_id")
-    matching = [call for call in calls if wanted and call.get("id") == wanted]
-    place = index - caller - 1
-    chosen = matching or ([] if message.get("tool_name") else calls[place : place + 1])
-    return str(chosen[0]["function"]["name"] if chosen else message.get("tool_name") or "unknown")
+def _called(messages: Sequence[Message]) -> dict[int, str]:
+    """The function that each result is of, by the result's index: by the call's id, else its own word, else its place."""
+    found: dict[int, str] = {}
+    names: dict[str, str] = {}  # by id
+    in_order: list[str] = []
+    caller = -1
+    for index, message in enumerate(messages):
+        if message.get("role") != "tool":
+            caller, in_order = index, [name for name, _ in calls_of(message)]
+            ids = [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
+            names = dict(zip(ids, in_order, strict=True))
+            continue
+        place = index - caller - 1
+        by_place = in_order[place] if place < len(in_order) else ""
+        by_id = names.get(str(message.get("tool_call_id") or "-"), "")
+        found[index] = by_id or str(message.get("tool_name") or "") or by_place or "unknown"
+    return found
 
 
 def _value(value: Any, quote: str, *, quotes_keys: bool = False) -> str:
@@ -110,7 +118,7 @@ def gemma4(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, 
         declared = "".join(f"<|tool>{_declared(function)}<tool|>" for function in functions_of(tools))
         think_switch = "<|think|>\n" if think else ""
         parts.append(f"<|turn>system\n{think_switch}{system}{declared}<turn|>\n")
-    last_user = last_index(rest, "user")
+    last_user, called_names = last_index(rest, "user"), _called(rest)
     spoken = [index for index, message in enumerate(rest) if message.get("role") != "tool"]
     is_open = is_waiting = False  # the model's turn is not over; it waits for a result that has not come
     for place, index in enumerate(spoken):
@@ -124,7 +132,7 @@ def gemma4(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, 
         parts += [f"<|tool_call>call:{name}{{{_arguments(given, _QUOTE)}}}<tool_call|>" for name, given in calls]
         end = following[0] if following else len(rest)
         results = range(index + 1, end) if calls else range(0)
-        parts += [_response(_called(rest, at), text_of(rest[at])) for at in results]
+        parts += [_response(called_names[at], text_of(rest[at])) for at in results]
         said = _without_channels(text_of(message)) if is_model else text_of(message).strip()
         parts.append(said)
         has_results = len(results) > 0
