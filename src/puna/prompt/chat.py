@@ -144,7 +144,7 @@ def _asks_for_none(template: str) -> bool:
 
 def _shows_calls(prompt: str, conversation: list[dict[str, Any]]) -> bool:
     calls = (call for message in conversation for call in message.get("tool_calls", ()))
-    return all(str(call["function"].get("name", "")) in prompt for call in calls)
+    return all(name in prompt for name in {str(call["function"].get("name", "")) for call in calls})
 
 
 def _without_empty_text(message: dict[str, Any]) -> dict[str, Any]:

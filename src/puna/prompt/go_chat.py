@@ -69,18 +69,23 @@ def _collate(messages: Iterable[Mapping[str, Any]]) -> tuple[str, list[dict[str,
     Tool results stay apart, and so do messages that carry tool calls: joining those would lose the calls.
     """
     system: list[str] = []
-    merged: list[dict[str, Any]] = []
+    groups: list[list[dict[str, Any]]] = []
     for message in messages:
         current = {**message, "content": _text_of(message.get("content"))}
         if current.get("role") == "system":
             system.append(current["content"])
-        if merged and _belong_together(merged[-1], current):
-            last = merged[-1]
-            last["content"] = f"{last['content']}\n\n{current['content']}"
-            last["images"] = [*(last.get("images") or []), *(current.get("images") or [])]
+        if groups and _belong_together(groups[-1][0], current):
+            groups[-1].append(current)
         else:
-            merged.append(current)
-    return "\n\n".join(system), merged
+            groups.append([current])
+    return "\n\n".join(system), [_joined(group) for group in groups]
+
+
+def _joined(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(group) == 1:
+        return group[0]
+    images = [image for message in group for image in message.get("images") or []]
+    return {**group[0], "content": "\n\n".join(message["content"] for message in group), "images": images}
 
 
 def _belong_together(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

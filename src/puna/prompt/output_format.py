@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from puna.prompt.harmony import HarmonyParser, is_harmony
-from puna.prompt.output import Parser, Part, joined
+from puna.prompt.output import Parser, Part, Thought, joined
 from puna.prompt.thinking import Tags, ThinkingParser, tags_in
 from puna.prompt.tools.calls import Tools
 from puna.prompt.tools.marks import Marks, marks_in
@@ -19,6 +19,10 @@ class OutputFormat:
     tags: Tags
     marks: tuple[Marks, ...]
     is_harmony: bool = False
+    is_plain: bool = False  # whatever it writes is text
+    has_tools: bool = False  # known to be written so, where the format was named
+    can_think: bool = False  # the same
+    hides_thoughts: bool = False  # thoughts come though nobody asked for them, and are then no part of the answer
 
     @classmethod
     def of(cls, go_template: str, jinja_template: str, family: str = "") -> OutputFormat:
@@ -28,13 +32,20 @@ class OutputFormat:
     def needs_control_tokens(self, *, think: bool, tools: bool) -> bool:
         """Whether the runner must show control tokens for the parser to see the marks."""
         in_tools = tools and any(mark.is_control for mark in self.marks)
-        return self.is_harmony or in_tools or (think and self.tags.begin.startswith(("[", "<|")))
+        in_thoughts = (think or self.hides_thoughts) and self.tags.begin.startswith(("[", "<|"))
+        return not self.is_plain and (self.is_harmony or in_tools or in_thoughts)
 
     def parser(self, prompt: str, *, think: bool, tools: Sequence[Mapping[str, Any]], begun: str = "") -> Parser | None:
         """None when there is nothing to tell apart. *begun*: what the prompt holds of the answer already."""
+        if self.is_plain:
+            return None
         named = Tools(tools)
         calling = ToolParser(self.marks, named) if named else None
-        thinking: Parser | None = ThinkingParser(self.tags, prompt, begun) if think else None
+        thinking: Parser | None = None
+        if think or self.hides_thoughts:
+            thinking = ThinkingParser(self.tags, prompt, begun)
+        if self.hides_thoughts and not think:
+            thinking = _Answer(thinking) if thinking else None
         if self.is_harmony:
             thinking = HarmonyParser(prompt, named, shows_thinking=think)
         if thinking and calling:
@@ -42,7 +53,17 @@ class OutputFormat:
         return thinking or calling
 
 
-PARSERS: dict[str, OutputFormat] = {}
+class _Answer:
+    """What another parser finds, without thoughts."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[Part]:
+        return [part for part in self._parser.feed(text) if not isinstance(part, Thought)]
+
+    def finish(self) -> list[Part]:
+        return [part for part in self._parser.finish() if not isinstance(part, Thought)]
 
 
 class _Chain:

@@ -16,7 +16,7 @@ from puna.errors import BadRequest, TemplateError
 from puna.prompt import go_chat, harmony, jinja
 from puna.prompt.chat import CHATML, PLAIN, render_chat
 from puna.prompt.ending import Ending, Message, continued
-from puna.prompt.families import FAMILIES
+from puna.prompt.families.registry import FAMILIES
 from puna.prompt.thinking import tags_in
 
 Tool = dict[str, Any]
@@ -90,7 +90,7 @@ class FamilyRenderer:
 
     def __init__(self, name: str) -> None:
         if name not in FAMILIES:
-            raise BadRequest(f'unknown renderer "{name}"')
+            raise BadRequest(f'unknown renderer "{name}"; there are {", ".join(FAMILIES)}')
         self._name = name
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool], think: Think, ending: Ending) -> Rendered:

@@ -1,7 +1,8 @@
 """The process that renders templates which nobody vouches for: requests on its standard input, prompts on its standard output.
 
 It ends with its standard input, and the kernel ends it when one prompt takes more of a processor's time than LIMIT_S or when
-it wants more memory than MAX_BYTES; who started it sees that. Every message is a length in four bytes, then MessagePack.
+it wants more memory than MAX_BYTES; who started it sees that. Every message is a length in four bytes, then MessagePack; the
+first that it sends is empty.
 """
 
 from __future__ import annotations
@@ -52,14 +53,19 @@ def _limit_memory() -> None:
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     decoder, encoder = msgspec.msgpack.Decoder(PromptRequest), msgspec.msgpack.Encoder()
+    _send(replies, b"")  # all is imported: from now on the time of requests counts
     while len(head := requests.read(LENGTH.size)) == LENGTH.size:
         content = requests.read(LENGTH.unpack(head)[0])
         # Its default action ends the process, also where Python's own code is not reached.
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         reply = encoder.encode(answer(decoder.decode(content)))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(LENGTH.pack(len(reply)) + reply)
-        replies.flush()
+        _send(replies, reply)
+
+
+def _send(replies: BinaryIO, content: bytes) -> None:
+    replies.write(LENGTH.pack(len(content)) + content)
+    replies.flush()
 
 
 def answer(request: PromptRequest) -> Reply:

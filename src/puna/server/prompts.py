@@ -17,7 +17,9 @@ from typing import Any
 from puna.api.generate import Message
 from puna.gguf.reader import GGUFFile
 from puna.prompt.ending import Ending
-from puna.prompt.output_format import PARSERS, OutputFormat
+from puna.prompt.families.registry import FAMILIES
+from puna.prompt.output_format import OutputFormat
+from puna.prompt.parsers import PARSERS
 from puna.prompt.render import PromptRequest, Source, Think
 from puna.server.generation import Prompt, Room, fit
 from puna.server.rendering import Renderers
@@ -61,7 +63,8 @@ def has_foreign_template(model: StoredModel, template: str) -> bool:
 
 def output_format(model: StoredModel, template: str = "") -> OutputFormat:
     """How the model writes; *template* is a request's own."""
-    known = PARSERS.get(model.config.parser)
+    family = FAMILIES.get(model.config.renderer)
+    known = PARSERS.get(model.config.parser or (family.parser if family and not template else ""))
     if known is not None:
         return known
     return OutputFormat.of(template or model.template, model.chat_template, model.family)

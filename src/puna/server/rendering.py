@@ -14,11 +14,12 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import msgspec
 
 from puna.errors import BadRequest, Overloaded, TemplateError
+from puna.llm import process
 from puna.prompt.render import PromptRequest, Rendered, Source, render
 from puna.prompt.worker import LENGTH, LIMIT_S, Reply
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_PROCESSES = min(4, max(2, os.cpu_count() or 1))
 PATIENCE = 6  # so many times the processor's time that a prompt may take, on a machine that is busy with other things
+START_S = 60.0
 IDLE_S = 60.0  # processes that were idle for so long go, but for one
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
 
@@ -38,27 +40,29 @@ StartProcess = Callable[[], Awaitable[Process]]
 async def start_process() -> Process:
     environ = {name: value for name in (*_ENVIRONMENT, "PYTHONPATH") if (value := os.environ.get(name))}
     command = (sys.executable, "-m", "puna", "render")
-    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environ)
+    return await process.start(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environ)
 
 
 class _Worker:
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, started: Process) -> None:
+        self.process = started
         self.idle_since = time.monotonic()
 
     async def exchange(self, content: bytes) -> bytes:
         """Errors: EOFError or OSError when the process has ended."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(LENGTH.pack(len(content)) + content)
         await self.process.stdin.drain()
+        return await self.message()
+
+    async def message(self) -> bytes:
+        """Errors: as exchange."""
+        assert self.process.stdout is not None
         (length,) = LENGTH.unpack(await self.process.stdout.readexactly(LENGTH.size))
         return await self.process.stdout.readexactly(length)
 
     async def end(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
+        await process.end(self.process)
 
 
 class Renderers:
@@ -173,6 +177,12 @@ class Renderers:
         except OSError as error:
             raise Overloaded(f"no process can be started to render the template: {error.strerror or error}") from error
         self._all.add(worker)
+        try:
+            await asyncio.wait_for(worker.message(), START_S)
+        except (TimeoutError, EOFError, OSError) as error:
+            self._all.discard(worker)
+            await worker.end()
+            raise Overloaded("the process that is to render the template does not start") from error
         return worker
 
     async def _give_back(self, worker: _Worker) -> None:

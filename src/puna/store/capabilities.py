@@ -5,51 +5,12 @@ Reads templates only as far as to see which variables they use; rendering them i
 
 from __future__ import annotations
 
+from puna.prompt.families.registry import FAMILIES
+from puna.prompt.parsers import PARSERS
 from puna.prompt.template_text import around_thinking, go_fields, jinja_words
 from puna.store.config import ModelConfig
 from puna.store.details import FileDetails
 
-TOOL_PARSERS = frozenset(
-    (
-        "qwen3",
-        "qwen3-thinking",
-        "qwen3.5",
-        "qwen3-coder",
-        "qwen3-vl-instruct",
-        "qwen3-vl-thinking",
-        "ministral",
-        "harmony",
-        "cogito",
-        "deepseek3",
-        "olmo3",
-        "olmo3-think",
-        "nemotron-3-nano",
-        "functiongemma",
-        "glm-4.7",
-        "gemma4",
-        "gemma4-no-thinking",
-        "lfm2",
-        "lfm2-thinking",
-        "laguna",
-    )
-)
-THINKING_PARSERS = frozenset(
-    (
-        "qwen3",
-        "qwen3-thinking",
-        "qwen3.5",
-        "qwen3-vl-thinking",
-        "harmony",
-        "cogito",
-        "deepseek3",
-        "olmo3-think",
-        "nemotron-3-nano",
-        "glm-4.7",
-        "gemma4",
-        "lfm2-thinking",
-        "laguna",
-    )
-)
 THINKING_FAMILIES = frozenset({"gptoss", "gpt-oss"})
 
 _JINJA_THINKING = ("<think>", "<thinking>", "[THINK]", "<|START_THINKING|>", "<seed:think>", "<|channel|>analysis")
@@ -65,14 +26,34 @@ def capabilities(file: FileDetails | None, template: str, config: ModelConfig, *
         if file.has_audio:
             found.append("audio")
     jinja = file.chat_template if file is not None and not template else ""
-    if "Tools" in go_fields(template) or {"tools", "functions"} & jinja_words(jinja) or config.parser in TOOL_PARSERS:
-        found.append("tools")
-    if "Suffix" in go_fields(template):
-        found.append("insert")
-    if _shows_thinking(template, jinja) or config.parser in THINKING_PARSERS or config.model_family in THINKING_FAMILIES:
-        found.append("thinking")
+    can = _of_renderer(config) if config.renderer else _of_template(template, jinja, config)
+    found += [ability for ability in ("tools", "insert", "thinking") if ability in can]
     found.extend(config.capabilities or [])
     return list(dict.fromkeys(found))
+
+
+def _of_renderer(config: ModelConfig) -> set[str]:
+    """What both the prompts' writer and the answers' reader know; nothing where either is unknown."""
+    family = FAMILIES.get(config.renderer)
+    parser = PARSERS.get(config.parser or family.parser) if family else None
+    if family is None or parser is None:
+        return set()
+    known = {"tools": family.has_tools and parser.has_tools, "thinking": family.can_think and parser.can_think}
+    return {ability for ability, is_known in known.items() if is_known}
+
+
+def _of_template(template: str, jinja: str, config: ModelConfig) -> set[str]:
+    """A parser alone shows no tools to a model, and one that reads no calls makes none of a template that does."""
+    parser = PARSERS.get(config.parser)
+    mentions_tools = "Tools" in go_fields(template) or bool({"tools", "functions"} & jinja_words(jinja))
+    known = {
+        "tools": mentions_tools and (parser is None or parser.has_tools),
+        "insert": "Suffix" in go_fields(template),
+        "thinking": (parser is not None and parser.can_think)
+        or _shows_thinking(template, jinja)
+        or config.model_family in THINKING_FAMILIES,
+    }
+    return {ability for ability, is_known in known.items() if is_known}
 
 
 def _shows_thinking(template: str, jinja: str) -> bool:

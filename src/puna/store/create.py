@@ -14,6 +14,8 @@ import msgspec
 
 from puna.errors import BadRequest, FileFormatError, NotFound, UnsupportedModel
 from puna.gguf.quantise import kind_named
+from puna.prompt.families.registry import FAMILIES
+from puna.prompt.parsers import PARSERS
 from puna.store import config as configs
 from puna.store import parameters
 from puna.store.blobs import Blob, parse_digest
@@ -79,6 +81,9 @@ class Recipe:
                 raise BadRequest('message role must be one of "system", "user", or "assistant"')
         if self.requires and not SEMVER.fullmatch(self.requires):
             raise BadRequest("requires must be a valid semver (e.g. 0.14.0)")
+        for kind, name, known in (("renderer", self.renderer, FAMILIES), ("parser", self.parser, PARSERS)):
+            if name and name not in known:
+                raise BadRequest(f'unknown {kind} "{name}"; there are {", ".join(known)}')
         if self.quantize:
             kind_named(self.quantize)
         parameters.check(self.parameters)

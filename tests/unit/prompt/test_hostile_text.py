@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from puna.errors import FileFormatError, PunaError
-from puna.prompt import go_syntax, jinja
+from puna.prompt import go_chat, go_syntax, jinja
+from puna.prompt.ending import Ending
+from puna.prompt.families.registry import FAMILIES
 from puna.prompt.go_functions import NAMES
 from puna.prompt.harmony import HarmonyParser
 from puna.prompt.limits import Budget
@@ -208,3 +210,29 @@ def test_modelfiles(text: str, line: str) -> None:
             modelfile.parse("FROM x\n" + source)
 
     assert growth(lambda n: text + line * n, work, 3_000) < LIMIT
+
+
+def _conversation(n: int) -> list[dict[str, Any]]:
+    calls = [{"id": f"c{i}", "function": {"name": "f", "arguments": {"a": "x"}}} for i in range(n)]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": "y"} for i in range(n)]
+    users = [{"role": "user", "content": "z" * 20} for _ in range(n)]
+    return [*users, {"role": "assistant", "content": "", "tool_calls": calls}, *results, *users]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_renderers_of_families(name: str) -> None:
+    """They run in the server's own process."""
+
+    def work(messages: list[dict[str, Any]]) -> object:
+        return FAMILIES[name].render(messages, TOOLS, True, Ending.ANSWER)
+
+    assert growth(_conversation, work, 300) < LIMIT
+
+
+def test_neighbours_in_go_templates() -> None:
+    template = go_chat.parse("{{ range .Messages }}{{ .Content }}{{ end }}")
+
+    def make(n: int) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "z" * 1000} for _ in range(n)]
+
+    assert growth(make, lambda messages: go_chat.render_messages(template, messages), 400) < LIMIT

@@ -53,7 +53,7 @@ def test_from_a_model(store: Store, base: str) -> None:
             licenses=("Apache",),
             system="two",
             template="{{ .Prompt }}",
-            renderer="r",
+            renderer="qwen3-coder",
             parser="qwen3",
             requires="v0.9.0",
         ),
@@ -64,11 +64,17 @@ def test_from_a_model(store: Store, base: str) -> None:
     assert model.system == "two"
     assert model.template == "{{ .Prompt }}"
     assert model.messages == ({"role": "user", "content": "a"},)
-    assert (model.config.renderer, model.config.parser, model.config.requires) == ("r", "qwen3", "0.9.0")
+    assert (model.config.renderer, model.config.parser, model.config.requires) == ("qwen3-coder", "qwen3", "0.9.0")
     grandchild = store.create("grandchild", Recipe(base="child", messages=({"role": "user", "content": "b"},)))
-    assert grandchild.config.renderer == "r"
+    assert grandchild.config.renderer == "qwen3-coder"
     assert grandchild.messages == ({"role": "user", "content": "b"},)
     assert grandchild.system == "two"
+
+
+@pytest.mark.parametrize("kind", ["renderer", "parser"])
+def test_renderers_and_parsers_that_are_not_known_are_refused(store: Store, base: str, kind: str) -> None:
+    with pytest.raises(BadRequest, match=f'unknown {kind} "nobody"; there are .*qwen3-coder'):
+        store.create("child", Recipe(base=base, **{kind: "nobody"}))  # type: ignore[arg-type]
 
 
 def test_fields_of_other_programs_survive(store: Store, base: str, monkeypatch: pytest.MonkeyPatch) -> None:

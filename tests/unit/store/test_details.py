@@ -126,7 +126,34 @@ def test_capabilities_of_files_and_configurations(tmp_path: Path) -> None:
     assert found(tmp_path, projector=True) == ["completion", "vision"]
     assert found(tmp_path, llama__vision__block_count=2) == ["completion", "vision"]
     assert found(tmp_path, llama__audio__block_count=2) == ["completion", "audio"]
-    assert found(tmp_path, config=ModelConfig(parser="qwen3-coder")) == ["completion", "tools"]
     assert found(tmp_path, config=ModelConfig(model_family="gptoss")) == ["completion", "thinking"]
     assert found(tmp_path, config=ModelConfig(capabilities=["image", "completion"])) == ["completion", "image"]
     assert capabilities(None, "", ModelConfig(), has_projector=False) == []
+
+
+TOOLS, THINKS = "{{ tools }}", "{{ '<think>' }}"
+
+
+@pytest.mark.parametrize(
+    ("renderer", "parser", "jinja", "expected"),
+    [
+        ("qwen3-coder", "qwen3-coder", "", {"tools"}),
+        ("qwen3-coder", "", "", {"tools"}),
+        ("glm-4.7", "glm-4.7", "", {"tools", "thinking"}),
+        ("glm-4.7", "qwen3-coder", THINKS, {"tools"}),
+        ("olmo3-think", "olmo3-think", TOOLS, {"thinking"}),
+        ("nobody", "qwen3", TOOLS + THINKS, set()),
+        ("qwen3-coder", "nobody", TOOLS, set()),
+        ("", "qwen3-coder", "", set()),
+        ("", "qwen3-coder", TOOLS, {"tools"}),
+        ("", "qwen3", TOOLS, {"tools", "thinking"}),
+        ("", "passthrough", TOOLS, set()),
+        ("", "nobody", TOOLS + THINKS, {"tools", "thinking"}),
+    ],
+)
+def test_what_a_renderer_and_a_parser_can_do_together(
+    tmp_path: Path, renderer: str, parser: str, jinja: str, expected: set[str]
+) -> None:
+    """Only what both the prompt shows and the answer is read for."""
+    config = ModelConfig(renderer=renderer, parser=parser)
+    assert set(found(tmp_path, config=config, tokenizer__chat_template=jinja)) == {"completion", *expected}

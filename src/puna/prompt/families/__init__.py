@@ -1,3 +1,0 @@
-from puna.prompt.families.family import FAMILIES
-
-__all__ = ["FAMILIES"]

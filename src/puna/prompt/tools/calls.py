@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from puna.prompt.output import Call
+from puna.prompt.tools.notation import read_notation
 from puna.prompt.tools.python_values import read_calls
 from puna.prompt.tools.values import clean, first_json, lenient
 
@@ -74,7 +75,7 @@ def find_calls(text: str, tools: Tools, *, is_marked: bool = True) -> Found:
     """
     readers: tuple[Callable[[str, Tools], Found], ...] = (_json, _python)
     if is_marked:
-        readers = (_json, _functions, _argument_pairs, _named, _python)
+        readers = (_json, _notation, _functions, _argument_pairs, _named, _python)
     for read in readers:
         try:
             found = read(text, tools) if read is not _json else _json(text, tools, is_marked=is_marked)
@@ -309,6 +310,14 @@ def _typed(text: str, kind: str) -> Any:
         return lenient(body)
     except ValueError:
         return clean(body)
+
+
+def _notation(text: str, tools: Tools) -> Found:
+    """``call:name{key:<escape>text<escape>}``."""
+    if not text.lstrip().startswith("call:"):
+        return []
+    named = [(tools.find(name), arguments) for name, arguments in read_notation(text)]
+    return [Call(tool.name, arguments) for tool, arguments in named if tool is not None] if all(t for t, _ in named) else []
 
 
 def _python(text: str, tools: Tools) -> Found:

@@ -34,6 +34,8 @@ _KNOWN = (
     Marks("<|START_ACTION|>", "<|END_ACTION|>", is_control=True),
     Marks("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", is_control=True),
     Marks("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", is_control=True),
+    Marks("<|tool_call>", "<tool_call|>", is_control=True),
+    Marks("<start_function_call>", "<end_function_call>", is_control=True),
     Marks("Action: ```json", "```"),
     Marks("functools["),
 )

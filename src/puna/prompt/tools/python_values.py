@@ -39,13 +39,18 @@ def read_value(text: str) -> Any:
 
 
 def read_calls(text: str) -> list[PythonCall]:
-    """``f(a=1)``, or a list of such.
+    """``f(a=1)``, several of such one after the other, or a list of them.
 
     Errors: ValueError for anything else.
     """
     reader = _Reader(text)
-    calls = reader.items("]", lambda: reader.call(1)) if reader.takes("[") else [reader.call(0)]
-    reader.end()
+    if reader.takes("["):
+        calls: list[PythonCall] = reader.items("]", lambda: reader.call(1))
+        reader.end()
+        return calls
+    calls = [reader.call(0)]
+    while not reader.is_at_end():
+        calls.append(reader.call(0))
     return calls
 
 
@@ -62,9 +67,12 @@ class _Reader:
         self._at += len(mark)
         return True
 
-    def end(self) -> None:
+    def is_at_end(self) -> bool:
         self._skip_space()
-        if self._at < len(self._text):
+        return self._at == len(self._text)
+
+    def end(self) -> None:
+        if not self.is_at_end():
             raise self._error()
 
     def items(self, closing: str, read: Any) -> list[Any]:
