@@ -143,6 +143,7 @@ def _native_rows(native: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     verdict = native["verdict"]
     yield "Library", f"ggml {verdict['version']} ({native['package']})"
+    yield "Matrix products", native["products"]
     for buffer_type in verdict["buffer_types"]:
         yield f"Weights in {buffer_type}", _tested(buffer_type, verdict["combinations"])
 

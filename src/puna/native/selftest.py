@@ -29,7 +29,7 @@ from puna.errors import NativeLibraryError
 from puna.host import usable_cores
 from puna.native import cpu
 from puna.native.kernels.build import LIBRARY
-from puna.native.kernels.library import FORCED
+from puna.native.kernels.library import FORCED, in_words
 from puna.native.library import PACKAGE, library_dir
 
 log = logging.getLogger(__name__)
@@ -255,6 +255,7 @@ def report(*, with_facts: bool, cache_dir: Path | None = None, command: Sequence
     try:
         answer["library_dir"] = str(library_dir())
         answer["verdict"] = asdict(verdict(cache_dir, command))
+        answer["products"] = in_words()
     except NativeLibraryError as error:
         answer["error"] = str(error)
     return answer

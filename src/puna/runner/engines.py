@@ -23,6 +23,7 @@ from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.model.pooling import Encoder, Pooling, pooling_of
 from puna.model.registry import open_model
+from puna.native.kernels.library import PLACE, wanted
 from puna.native.selftest import verdict
 from puna.runner.embedding import MAX_TEXTS, PACKED_TOKENS
 from puna.runner.step import Compute, Forward
@@ -129,11 +130,14 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
         allows=facts.allows,
         adapters=options.adapters,
         flash_attention=options.flash_attention,
+        kernels=wanted(),
     )
     try:
         facts.require_plain({kind.ggml_name for kind in backend.tensor_types})
         limits = _limits(file, options)
         model = open_model(file, backend, limits.n_ctx)
+        if backend.instructions:
+            log.info("quantised matrices are multiplied by Puna's own products (%s)", backend.instructions)
         pooling = pooling_of(file)
         if isinstance(model, Encoder):
             limits = _limits_of_whole_texts(limits, options)
@@ -167,7 +171,7 @@ def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, ch
         pooling=int(pooling),
         flash_attention=options.flash_attention,
         use_mmap=options.use_mmap is not False,
-        use_repacking=all(facts.allows(kind, name) for kind in facts.buffer_types for name in types),
+        use_repacking=all(facts.allows(kind, name) for kind in facts.buffer_types if kind != PLACE for name in types),
         layers=options.gpu_layers,
         adapters=options.adapters,
     )

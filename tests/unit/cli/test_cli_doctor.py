@@ -36,7 +36,13 @@ def _native(status: str = "ok", reason: str = "") -> dict[str, Any]:
         {"buffer_type": "AMX", "tensor_type": "q4_K", "status": status, "reason": reason, "error": None},
     ]
     verdict = {"version": "9.9", "buffer_types": ["CPU", "AMX"], "combinations": combinations}
-    return {"package": "some-library==1", "library_dir": "/lib", "cpu": CPU, "verdict": verdict}
+    return {
+        "package": "some-library==1",
+        "library_dir": "/lib",
+        "cpu": CPU,
+        "products": "Puna's own (abacus)",
+        "verdict": verdict,
+    }
 
 
 GPU = {"name": "G0", "library": "X", "kind": "igpu", "free": 3_000_000_000, "total": 8_000_000_000, "description": "A chip"}

@@ -205,6 +205,11 @@ class GGMLBackend:
         self._weights.load(progress)
 
     @property
+    def instructions(self) -> str:
+        """What Puna's own products compute with; empty where ggml multiplies everything."""
+        return self._packer.instructions if self._packer and self._packer.n_matrices else ""
+
+    @property
     def tensor_types(self) -> set[TensorType]:
         """Of all tensors in the files."""
         return {tensor.type for file in (self.file, *self._adapters.files) for tensor in file.tensors.values()}

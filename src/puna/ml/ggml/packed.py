@@ -14,7 +14,7 @@ from puna.ml.ggml.devices import BufferType, cpu
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.tensor import DType
 from puna.native import structs
-from puna.native.ggml import ALL_THREADS, TYPE_F32, TYPE_I8, ggml
+from puna.native.ggml import N_TASKS_MAX, TYPE_F32, TYPE_I8, ggml
 from puna.native.kernels.library import PLACE, Kernels
 
 
@@ -40,6 +40,10 @@ class Packer:
     def describe(self, context: int, info: TensorInfo) -> int:
         """The tensor that holds the packed matrix."""
         return int(ggml().ggml_new_tensor_1d(context, TYPE_I8, self.n_bytes(info)))
+
+    @property
+    def instructions(self) -> str:
+        return self._kernels.instructions
 
     @property
     def max_nodes(self) -> int:
@@ -81,7 +85,7 @@ class Roundings:
         n_bytes = self._kernels.puna_rounded_bytes(kind, n_in, lengths[0] * lengths[1] * lengths[2])
         function = self._kernels.nodes["puna_round_node"]
         operands = structs.pointers([x.address])
-        return int(ggml().ggml_custom_4d(x.graph, TYPE_I8, n_bytes, 1, 1, 1, operands, 1, function, ALL_THREADS, kind))
+        return int(ggml().ggml_custom_4d(x.graph, TYPE_I8, n_bytes, 1, 1, 1, operands, 1, function, N_TASKS_MAX, kind))
 
 
 class PackedMatrix(GGMLTensor):
@@ -119,7 +123,7 @@ class PackedMatrix(GGMLTensor):
     def _node(self, function: str, graph: int, operand: int, shape: tuple[int, ...]) -> GGMLTensor:
         operands = structs.pointers([operand, self.address])
         address = self._kernels.nodes[function]
-        node = ggml().ggml_custom_4d(graph, TYPE_F32, *shape, operands, 2, address, ALL_THREADS, self._matrix)
+        node = ggml().ggml_custom_4d(graph, TYPE_F32, *shape, operands, 2, address, N_TASKS_MAX, self._matrix)
         return GGMLTensor(node, graph)
 
     def free(self) -> None:

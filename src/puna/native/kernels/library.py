@@ -128,3 +128,13 @@ def wanted(use: bool | None = None) -> Kernels | None:
     except NativeLibraryError as error:
         log.warning("ggml multiplies all matrices: %s", error)
         return None
+
+
+def in_words() -> str:
+    """Which products the engine would use, for people."""
+    if not settings.load().kernels:
+        return "ggml's (PUNA_KERNELS is off)"
+    try:
+        return f"Puna's own ({kernels().instructions})"
+    except NativeLibraryError as error:
+        return f"ggml's ({error})"

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from puna.native import products, structs
-from puna.native.ggml import ALL_THREADS, BUFFER_USAGE_WEIGHTS, STATUS_SUCCESS, TYPE_F32, TYPE_I8, TYPE_I32, ggml
+from puna.native.ggml import N_TASKS_MAX, BUFFER_USAGE_WEIGHTS, STATUS_SUCCESS, TYPE_F32, TYPE_I8, TYPE_I32, ggml
 from puna.native.kernels.library import Kernels
 
 
@@ -42,7 +42,7 @@ class OwnProducts:
                 address = k.nodes[name]
                 pointers = structs.pointers(operands)
                 return int(
-                    g.ggml_custom_4d(computed, tensor_type, *shape, 1, 1, pointers, len(operands), address, ALL_THREADS, data)
+                    g.ggml_custom_4d(computed, tensor_type, *shape, 1, 1, pointers, len(operands), address, N_TASKS_MAX, data)
                 )
 
             rounded = node("puna_round_node", TYPE_I8, (k.puna_rounded_bytes(kind, n_in, n), 1), [inputs], kind)
