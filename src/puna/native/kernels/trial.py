@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from puna.native import products, structs
-from puna.native.ggml import N_TASKS_MAX, BUFFER_USAGE_WEIGHTS, STATUS_SUCCESS, TYPE_F32, TYPE_I8, TYPE_I32, ggml
+from puna.native.ggml import BUFFER_USAGE_WEIGHTS, N_TASKS_MAX, STATUS_SUCCESS, TYPE_F32, TYPE_I8, TYPE_I32, ggml
 from puna.native.kernels.library import Kernels
 
 
