@@ -160,14 +160,16 @@ class Engine:
         self._slots = Slots(loaded.cache, loaded.n_parallel, loaded.limits.max_sequences, attic)
         self._times = StepTimes(request.options.token_gap_s or math.inf)
         self._health = Health(status="loading")
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        thread.start()
+        self._thread = thread  # once it runs: one that does not is taken for dead
         return reply
 
     def _is_computing(self) -> bool:
         """Whether the thread is there that the state speaks of."""
         thread = self._thread
-        return thread is None or thread.is_alive() or self._health.status not in ("ready", "loading")
+        is_expected = self._health.status in ("ready", "loading") and not self._is_closing
+        return thread is None or thread.is_alive() or not is_expected
 
     def _run(self) -> None:
         loaded = self._need()

@@ -90,8 +90,8 @@ class Slots:
     def acquire(self, tokens: list[int], groups: Sequence[Group] = (), n_needed: int = 0) -> tuple[int, int]:
         """A sequence for a prompt, and how many of its tokens are in the cache there: at most all but the last.
 
-        Of each of the groups all tokens are there or none. *n_needed* is the room that this request and those that run may
-        still take; what lies in another sequence is copied only beside that.
+        Of each of the groups all tokens are there or none. *n_needed* is the room that is still needed beside the prompt's,
+        for its answer and by those that run; what lies in another sequence is copied only beside that.
         """
         self._clock += 1
         slot, length = self._bring_back(tokens, groups) or self._take(tokens, groups, n_needed)
@@ -120,7 +120,7 @@ class Slots:
         if most >= length + MIN_COPY_GAIN:
             donor = self.slots[shared.index(most)]
             self._put_away(best, 0)
-            self._copy(donor.sequence, best, most, n_needed)
+            self._copy(donor.sequence, best, most, n_needed + len(tokens) - most)
             return best, most
         self._put_away(best, self._resumable(best, length, tokens, groups))
         return best, length
@@ -164,7 +164,7 @@ class Slots:
             n_back = entry.saved.resume_point(whole(0, min(spared, len(tokens) - 1), 0, groups))
             length = self._restore(slot, entry, n_back) or slot.length
         elif most >= length + MIN_COPY_GAIN:
-            self._copy(holder, slot, most, n_needed)
+            self._copy(holder, slot, most, n_needed + len(tokens) - most)
             length = most
         length = self._resumable(slot, length, tokens, groups)
         self._cache.remove(sequence, length)

@@ -101,18 +101,18 @@ def next_token(layers: Sequence[Layer], tokens: Sequence[int]) -> int:
     total = 0
     for layer in layers:
         if layer is STATE:
-            total += _hash(0, tokens)
+            total += state_hash(0, tokens)
         else:
             first = max(layer.first(len(tokens) - 1), 0)
-            total += _digest(held[first:], np.arange(first, len(tokens)))
+            total += digest(held[first:], np.arange(first, len(tokens)))
     return total % N_VOCAB
 
 
-def _digest(tokens: Any, positions: Any) -> int:
+def digest(tokens: Any, positions: Any) -> int:
     return int(((tokens + 1) * (7 * positions + 13)).sum())
 
 
-def _hash(start: int, tokens: Sequence[int]) -> int:
+def state_hash(start: int, tokens: Sequence[int]) -> int:
     for token in tokens:
         start = (31 * start + token + 1) % _PRIME
     return start
@@ -134,12 +134,13 @@ class SeeingModel:
         self.on_step: Callable[[Batch], None] = lambda _batch: None  # may raise
 
     def __call__(self, batch: Batch) -> Any:
-        self._cache.start_forward(batch)
+        self._begin(batch)
         self.on_step(batch)
         self.n_tokens += batch.n_tokens
         self.n_steps += 1
         try:
-            return self._compute(batch)
+            self._check_rows(batch)
+            return self._logits(batch, self._totals(batch))
         except AssertionError as fault:
             self.faults.append(fault)
             raise
@@ -147,17 +148,27 @@ class SeeingModel:
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _compute(self, batch: Batch) -> Any:
-        ctx: Any = ArrayContext()
-        self._cache.make_inputs(ctx)
-        self._cache.set_inputs(ctx)
+    def _begin(self, batch: Batch) -> None:
+        """Errors: CacheFull."""
+        self._cache.start_forward(batch)
+
+    def _check_rows(self, batch: Batch) -> None:
         for sequence, begin, end in runs(batch.sequences):
             history = self._history(sequence)[batch.positions[begin] : batch.positions[begin] + end - begin]
             assert list(batch.tokens[begin:end]) == list(history), f"sequence {sequence} is fed what is not its own"
+
+    def _totals(self, batch: Batch) -> Any:
+        """[n_tokens] what follows from what each row sees; NaN for one that sees NaN."""
+        ctx: Any = ArrayContext()
+        self._cache.make_inputs(ctx)
+        self._cache.set_inputs(ctx)
         totals = np.zeros(batch.n_tokens)
         for i, layer in enumerate(self._layers):
             self._cache.layer(i)
             totals += self._states(ctx, batch) if layer is STATE else self._attention(ctx, batch, layer)
+        return totals
+
+    def _logits(self, batch: Batch, totals: Any) -> Any:
         logits = np.zeros((batch.n_outputs, N_VOCAB), np.float32)
         for row, total in zip(logits, totals[batch.outputs], strict=True):
             if np.isnan(total):
@@ -200,7 +211,7 @@ class SeeingModel:
         assert tokens[order].tolist() == list(self._history(sequence)[begin:end]), f"{rows} see other tokens"
         visible = (positions <= wanted[:, None]) & (positions >= reach.first(wanted)[:, None])
         assert (seen == visible).all(), f"{rows}: the mask is not that of {reach}"
-        return [_digest(tokens[row].astype(np.int64), positions[row].astype(np.int64)) for row in seen]
+        return [digest(tokens[row].astype(np.int64), positions[row].astype(np.int64)) for row in seen]
 
     def _states(self, ctx: Any, batch: Batch) -> Any:
         totals = np.full(batch.n_tokens, -1.0)
@@ -214,9 +225,9 @@ class SeeingModel:
                 value, count = float(before[i, 0]), before[i, 1]
                 if not (self._spoilt_from(sequence) < start and np.isnan(value)):
                     assert count == start, f"sequence {sequence}: a state of {count} tokens before token {start}"
-                    assert value == _hash(0, self._history(sequence)[:start]), f"sequence {sequence}, state at {start}"
+                    assert value == state_hash(0, self._history(sequence)[:start]), f"sequence {sequence}, state at {start}"
                 for row in rows:
-                    value = np.nan if np.isnan(value) or is_spoilt[row] else _hash(int(value), [int(batch.tokens[row])])
+                    value = np.nan if np.isnan(value) or is_spoilt[row] else state_hash(int(value), [int(batch.tokens[row])])
                     totals[row] = value
                 after[i] = value, start + group.n_rows
             group.store("hash", ArrayTensor(after))

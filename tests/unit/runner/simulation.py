@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.runner.seeing import END, KINDS, N_VOCAB, NEVER, SeeingModel, make_cache, next_token
+from tests.unit.runner.seeing_library import KINDS as LIBRARY_KINDS
+from tests.unit.runner.seeing_library import LibraryModel, make_library_cache
 
 from puna.engines import Choice
 from puna.kvcache.cache import Limits
@@ -102,11 +104,16 @@ class Simulation:
         n_batch: int = 512,
         attic_bytes: int = 0,
     ) -> None:
-        self.layers = KINDS[kind]
+        self.layers = {**KINDS, **LIBRARY_KINDS}[kind]
         limits = Limits(n_parallel * SEQUENCES_PER_REQUEST, n_ctx, n_batch, n_pool or n_ctx * n_parallel)
         self.limits = limits
-        self.cache = make_cache(self.layers, limits)
-        self.model = SeeingModel(self.cache, self.layers, self._history, self._spoilt_from)
+        if kind in KINDS:
+            self.cache = make_cache(self.layers, limits)
+            self.model = SeeingModel(self.cache, self.layers, self._history, self._spoilt_from)
+        else:
+            self.cache, memory = make_library_cache(self.layers, limits)
+            self.model = library = LibraryModel(self.cache, self.layers, self._history, self._spoilt_from)
+            library.memory, library.n_cells = memory, limits.n_cells
         tokenizer: Any = Numbers()
         host: Any = Host()
         nothing: Any = None

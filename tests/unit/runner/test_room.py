@@ -30,7 +30,7 @@ def run(slots: Slots, cache: Any, tokens: list[int], *, ends: bool = True, n_nee
 
 
 def test_a_prefix_is_copied_only_beside_what_running_requests_may_need() -> None:
-    for n_needed, n_free in ((500, 1024 - 200 - 30 - 100 - 200), (700, 1024 - 200 - 30 - 100)):
+    for n_needed, n_free in ((524, 1024 - 200 - 30 - 100 - 200), (525, 1024 - 200 - 30 - 100)):
         slots, cache = make()
         tokens = list(range(200))
         run(slots, cache, tokens, ends=False)

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from tests.unit.runner.seeing import KINDS, N_VOCAB
+from tests.unit.runner.seeing_library import KINDS as LIBRARY_KINDS
 from tests.unit.runner.simulation import MEGABYTE, Asked, Simulation
 
 from puna.wire import Failed
+
+ALL_KINDS = [*KINDS, *LIBRARY_KINDS]
 
 # Of the pool, for the views of attention: small, so that small pools are tight.
 PADDING = 16
@@ -77,7 +80,7 @@ def n_steps_at_most(asked: Asked, n_ctx: int) -> int:
 
 @pytest.mark.usefixtures("small_views", "no_foresight")
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_everyone_is_answered_as_if_alone_and_in_bounded_time(kind: str, seed: int) -> None:
     chance = random.Random(f"{kind} {seed}")
     n_ctx = chance.choice([160, 256])
@@ -134,7 +137,7 @@ def spoil(simulation: Simulation, chance: random.Random) -> None:
 
 @pytest.mark.usefixtures("small_views")
 @pytest.mark.parametrize("has_attic", [False, True], ids=["", "attic"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_tight_pool_computes_little_more_than_one_without_limit(kind: str, has_attic: bool) -> None:
     """Where each of the requests fits. Of those that have a beginning in common some come at once and some later."""
     n_computed = []
@@ -218,7 +221,7 @@ def test_nobody_is_started_while_one_who_gave_way_waits_for_room(kind: str) -> N
 
 
 @pytest.mark.usefixtures("small_views")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("spoilt_from", [70, 130, 199, 205], ids=["first step", "later step", "last row", "answer"])
 def test_what_was_computed_with_nan_is_never_used_again(kind: str, spoilt_from: int) -> None:
     """The same prompt again and prompts that begin like it: beside it, right after it, and after its slot was taken."""
@@ -251,7 +254,7 @@ def test_a_prompt_that_gives_nan_ends_at_once() -> None:
     assert simulation.model.n_steps == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_used_cells_are_those_that_hold_a_token(kind: str) -> None:
     simulation = Simulation(kind, n_ctx=2000, n_pool=4100, n_parallel=2, n_batch=64)
     is_bounded = "full" in kind
