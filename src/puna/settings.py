@@ -198,6 +198,12 @@ class Settings:
         "PUNA_API_KEYS", _origins, (), "keys that requests must bring (comma list; none: all may), each with scopes if it has any"
     )
     api_keys_file: Path | None = _setting("PUNA_API_KEYS_FILE", _path, None, "file with such keys, one in a line")
+    isolate_keys: bool | None = _setting(
+        "PUNA_ISOLATE_KEYS",
+        _boolean,
+        None,
+        "1: no key finds in the cache what others computed (unset: if there are several)",
+    )
     allow_no_keys: bool = _setting("PUNA_ALLOW_NO_KEYS", _boolean, False, "let other machines use the server without keys")
     no_history: bool = _setting("OLLAMA_NOHISTORY", _boolean, False, "keep no history of the interactive prompt")
     no_prune: bool = _setting("OLLAMA_NOPRUNE", _boolean, False, "keep blobs that no model uses")
@@ -214,7 +220,7 @@ ELSEWHERE = {
         ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
         "which GPUs their driver shows",
     ),
-    "HSA_OVERRIDE_GFX_VERSION": "which code ROCm takes a GPU to run; with _0, _1, … for one of them",
+    "HSA_OVERRIDE_GFX_VERSION": "which code ROCm takes a GPU to run; with _0, _1 and so on for one of them",
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"), "the way out for downloads; in lower case as well"),
     **dict.fromkeys(("OLLAMA_EDITOR", "VISUAL", "EDITOR"), "the editor that Ctrl-G opens in the interactive session"),
     "TERM": "what the terminal understands",

@@ -111,6 +111,7 @@ class CompletionRequest(Message, frozen=True):
     shift: bool = True  # False: a context that is full ends the answer
     return_tokens: bool = False  # Done.tokens carries prompt and answer
     show_control_tokens: bool = False  # their text is part of the answer; the token that ends it never is
+    salt: str = ""  # whose prompt it is: only prompts with the same salt find one another's beginnings in the cache
     request_id: str = ""
 
 

@@ -32,7 +32,7 @@ from puna.runner.embedding import (
     take,
 )
 from puna.runner.foresight import next_batch
-from puna.runner.groups import cut, without
+from puna.runner.groups import cut
 from puna.runner.load import Loaded, allocate, measure, read_weights
 from puna.runner.model_file import ModelFile
 from puna.runner.pace import UNBOUNDED, work
@@ -385,8 +385,7 @@ class Engine:
         cache = self._need().cache
         n_discard = max((request.n_ctx - request.n_keep) // 2, 1)
         begin, end = cut(request.n_keep, request.n_keep + n_discard, request.groups)
-        request.groups = without(begin, end, request.groups)
-        del request.tokens[begin:end]
+        request.drop(begin, end)
         try:
             cache.remove(request.slot, begin, end)
             request.n_computed -= end - begin

@@ -10,6 +10,7 @@ from typing import Literal
 from puna.errors import BadRequest, ContextOverflow
 from puna.runner.failures import deliver
 from puna.runner.groups import Group, cut, without
+from puna.runner.salt import salted
 from puna.runner.schedule import Progress
 from puna.runner.text import TextStream
 from puna.runner.thoughts import ThoughtMeter
@@ -88,8 +89,15 @@ class Request:
         self._n_emitted = 0  # characters
         self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # with the character at which the token's text begins
         self._prompt_tokens = list(self.tokens) if wire.return_tokens else []
+        self.tokens = salted(self.tokens, wire.salt)  # after all that takes tokens for what they say
         self._started = 0
         self._first_token = 0
+
+    def drop(self, begin: int, end: int) -> None:
+        """Leave these tokens out; none of the groups is split."""
+        self.groups = without(begin, end, self.groups)
+        del self.tokens[begin:end]
+        self.tokens[:1] = salted(self.tokens[:1], self.wire.salt)
 
     @property
     def progress(self) -> Progress:

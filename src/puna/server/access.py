@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import hmac
 import logging
+import secrets
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -97,9 +98,12 @@ def needed_scope(method: str, path: str) -> KeyScope | None:
 class ApiKeys:
     """Let pass what brings one of *keys* that is good for it."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[Key]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[Key], *, isolate: bool | None = None) -> None:
+        """*isolate*: whether each key gets a salt of its own; None: where there are several."""
         self._app = app
         self._keys = keys
+        is_isolated = len({key.text for key in keys}) > 1 if isolate is None else isolate
+        self._pepper = secrets.token_bytes(32) if is_isolated else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -114,8 +118,12 @@ class ApiKeys:
             text = f"forbidden: this API key is not good for {needed.value}"
             await _refuse(scope["path"], text, 403, {})(scope, receive, send)
         else:
-            scope.setdefault("state", {})["scopes"] = scopes
+            scope.setdefault("state", {}).update(scopes=scopes, salt=self._salt_of(_key_in(Headers(scope=scope))))
             await self._app(scope, receive, send)
+
+    def _salt_of(self, key: str) -> str:
+        """The same for a key as long as the server runs; tells nothing of the key."""
+        return hmac.digest(self._pepper, key.encode("latin-1"), "sha256").hex()[:32] if self._pepper else ""
 
     def _scopes_of(self, key: str) -> frozenset[KeyScope]:
         """Of a key that may be written down more than once. All are compared, each in constant time: how long it takes
@@ -126,6 +134,12 @@ class ApiKeys:
             k.scopes if hmac.compare_digest(given, k.text) else frozenset() for k in self._keys
         ]
         return frozenset[KeyScope]().union(*matches)
+
+
+def salt_of(request: HTTPConnection) -> str:
+    """What stands for its key beside what its prompts leave in caches; empty where that belongs to everybody."""
+    salt: str = getattr(request.state, "salt", "")
+    return salt
 
 
 def may_manage(request: HTTPConnection) -> bool:

@@ -74,7 +74,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
     if settings.host.is_loopback:
         middleware.append(Middleware(LocalHosts))
     if keys := read_keys(settings):
-        middleware.append(Middleware(ApiKeys, keys))
+        middleware.append(Middleware(ApiKeys, keys, isolate=settings.isolate_keys))
     middleware += [Middleware(CancelOnDisconnect), Middleware(BodiesInFlight)]
     routes: list[BaseRoute] = [
         *ps.routes,

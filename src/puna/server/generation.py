@@ -76,6 +76,7 @@ class Job:
     truncate: bool = True
     shift: bool = True
     return_tokens: bool = False
+    salt: str = ""  # of the caller's key, if prompts of different keys are kept apart
     make_parser: MakeParser = lambda _: None  # for the output that follows a prompt
     make_grammar: MakeGrammar = lambda _: None  # for the same
     make_thoughts: MakeThoughts = lambda _: None  # for the same
@@ -215,6 +216,7 @@ def completion_request(job: Job, prompt: str, n_ctx: int) -> wire.CompletionRequ
         shift=job.shift,
         return_tokens=job.return_tokens,
         show_control_tokens=job.show_control_tokens,
+        salt=job.salt,
         request_id=request_id.current(),
     )
 

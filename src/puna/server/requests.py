@@ -24,7 +24,7 @@ from puna.prompt import harmony
 from puna.prompt.ending import Ending, begun_text, ending_of
 from puna.prompt.render import PromptRequest, Think
 from puna.server import prompts
-from puna.server.access import may_manage
+from puna.server.access import may_manage, salt_of
 from puna.server.constraint import grammar_of, thoughts_of, with_thoughts
 from puna.server.generation import Job, MakePrompt, Prompt, Room
 from puna.server.metrics import Metrics
@@ -52,13 +52,14 @@ class Caller:
     renderers: Renderers
     is_local: bool
     may_manage: bool
+    salt: str
     began_ns: int
 
     @classmethod
     def of(cls, request: HTTPConnection) -> Caller:
         state = request.app.state
         what_is_there = (state.settings, state.store, state.scheduler, state.metrics, state.renderers)
-        return cls(*what_is_there, _is_loopback(request), may_manage(request), time.monotonic_ns())
+        return cls(*what_is_there, _is_loopback(request), may_manage(request), salt_of(request), time.monotonic_ns())
 
     async def open(self, name: str) -> StoredModel:
         """A model of the store, or for callers on this machine a GGUF file by its path.
@@ -224,6 +225,7 @@ def _job(
         make_thoughts=lambda prompt: thoughts_of(output, prompt, options.think_budget, beginning) if has_thoughts else None,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
+        salt=caller.salt,
         began_ns=caller.began_ns,
         metrics=caller.metrics,
         warnings=warnings,

@@ -249,3 +249,31 @@ def test_only_who_manages_pins_models_or_takes_pinned_ones_away(tmp_path: Path) 
         assert ask("admin", messages=[], keep_alive=0).json()["done_reason"] == "unload"
         assert ask("app", model="other").status_code == 200
         assert ask("app", model="other", messages=[], keep_alive=0).json()["done_reason"] == "unload"
+
+
+@pytest.mark.parametrize(
+    ("keys", "isolate", "is_apart"),
+    [
+        (("one", "two"), None, True),
+        (("one", "two"), False, False),
+        (("one",), None, False),
+        (("one", "one inference"), None, False),
+        (("one",), True, True),
+        ((), None, False),
+    ],
+)
+def test_prompts_of_several_keys_are_kept_apart(
+    tmp_path: Path, keys: tuple[str, ...], isolate: bool | None, is_apart: bool
+) -> None:
+    live = Live(tmp_path, api_keys=keys, isolate_keys=isolate)
+    script = live.add("hello")
+    texts = [key.split()[0] for key in keys] or ["anybody"]
+    with live.running():
+        for key in texts * 2:
+            for path in ("/api/chat", "/api/generate", "/v1/chat/completions", "/v1/messages"):
+                body = {"model": "hello", "messages": HI, "prompt": "Hi", "max_tokens": 5, "stream": False}
+                assert live.post(path, body, headers={"authorization": f"Bearer {key}"}).status_code == 200
+    salts = [request["salt"] for request in live.completions(script)]
+    assert salts[: len(salts) // 2] == salts[len(salts) // 2 :], "a key's stays what it is"
+    assert len(set(salts)) == len(set(texts)) if is_apart else set(salts) == {""}
+    assert not [salt for salt in salts for key in texts if key in salt]

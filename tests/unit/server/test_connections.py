@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 import socket
@@ -172,6 +173,20 @@ def test_an_answer_that_comes_before_the_whole_body_can_be_read(tmp_path: Path) 
         stranger.sendall(b"POST /api/chat HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n{")
         answer = rest_of(stranger)
         assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_blob_that_is_there_already_may_be_sent_to_its_end(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends it cannot stop half way, and would take a connection that breaks off for a failure."""
+    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
+    data = b"x" * 200_000
+    path = f"/api/blobs/sha256:{hashlib.sha256(data).hexdigest()}"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    for status in (b"201", b"200"):
+        with connected(live, head) as slow:
+            for begin in range(0, len(data), len(data) // 10):
+                slow.sendall(data[begin : begin + len(data) // 10])
+                time.sleep(PATIENCE_S / 4)
+            assert slow.recv(12) == b"HTTP/1.1 " + status
 
 
 def test_silent_connections_make_way_and_who_has_asked_stays(tmp_path: Path) -> None:
