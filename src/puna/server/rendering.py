@@ -20,6 +20,7 @@ import msgspec
 
 from puna.errors import BadRequest, Overloaded, TemplateError
 from puna.llm import process
+from puna.prompt.limits import check_template_length
 from puna.prompt.render import PromptRequest, Rendered, Source, render
 from puna.prompt.worker import LENGTH, LIMIT_S, Reply
 
@@ -111,6 +112,8 @@ class Renderers:
         self._idle.clear()
 
     async def _render(self, request: PromptRequest) -> Rendered:
+        for template in (request.source.go_template, request.source.jinja_template):
+            check_template_length(template)
         try:
             content = _encoder.encode(request)
         except (ValueError, OverflowError, TypeError) as error:

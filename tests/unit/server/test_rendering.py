@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from puna.errors import BadRequest, Overloaded, TemplateError
+from puna.prompt.limits import MAX_TEMPLATE_CHARS
 from puna.prompt.render import PromptRequest, Source
 from puna.prompt.worker import MAX_BYTES
 from puna.server.rendering import MAX_PROCESSES, Renderers
@@ -89,6 +90,10 @@ def test_errors_come_as_they_are_here() -> None:
                 await renderers.render(asked("x", prefix="a", suffix="b"))
             assert not isinstance(caught.value, TemplateError)
             assert (await renderers.render(asked("still here"))).text == "still here"
+            n_exchanges = renderers.n_exchanges
+            with pytest.raises(TemplateError, match="are not accepted"):
+                await renderers.render(asked("x" * (MAX_TEMPLATE_CHARS + 1)))
+            assert renderers.n_exchanges == n_exchanges, "that takes no process to see"
 
     asyncio.run(run())
 
