@@ -3,6 +3,7 @@
 PYTHON ?= python3
 MODEL ?= smollm2:135m
 ARGS ?=
+JOBS ?= auto
 BIN := .venv/bin
 QUESTION := What is the capital of France? Answer in one short sentence.
 
@@ -19,7 +20,7 @@ export PROMPT QUESTION
 help:
 	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
 	@echo 'make run PROMPT="..."     answer yours'
-	@echo 'make test                 all tests (ARGS="-k name" for some)'
+	@echo 'make test                 all tests, on all cores (ARGS="-k name" for some, JOBS=0 one after another)'
 	@echo 'make explore              tests that draw examples draw other ones (SEED=n: those of a run before)'
 	@echo 'make check                format, lint, types, imports'
 	@echo 'make format               bring the code into the expected format'
@@ -36,7 +37,7 @@ run: .venv/.ready
 	else exec $(BIN)/puna run $(MODEL) -- "$$QUESTION" </dev/null; fi
 
 test: .venv/.ready
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 explore: .venv/.ready
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
