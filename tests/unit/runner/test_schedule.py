@@ -90,6 +90,36 @@ def test_nobody_starves_whoever_else_comes(
 
 
 @given(
+    st.lists(st.integers(2, 400), min_size=1, max_size=5),
+    st.integers(16, 128),
+    st.integers(0, 4),
+    st.lists(st.integers(2, 40), min_size=1, max_size=5),
+)
+def test_a_prompt_waits_no_longer_than_four_times_what_it_and_the_older_ones_take(
+    lengths: list[int], n_batch: int, n_decoding: int, arrivals: list[int]
+) -> None:
+    """Whoever comes after it: short ones in every step, each of which would otherwise go first."""
+    done, ended = [0] * len(lengths), [0] * len(lengths)
+    younger: list[Progress] = []
+    n_steps = 0
+    while not all(ended):
+        n_steps += 1
+        younger += [Progress(0, n) for n in arrivals]
+        left = [i for i, end in enumerate(ended) if not end]
+        requests = [*behind(*[1] * n_decoding), *(Progress(done[i], lengths[i]) for i in left), *younger]
+        counts = schedule(requests, n_batch)[n_decoding:]
+        for i, count in zip(left, counts, strict=False):
+            done[i] += count
+            ended[i] = n_steps if done[i] == lengths[i] else 0
+        new = [r._replace(n_computed=r.n_computed + n) for r, n in zip(younger, counts[len(left) :], strict=True)]
+        younger = [r for r in new if r.n_behind]
+    n_prompts = n_batch - n_decoding
+    for i, end in enumerate(ended):
+        # A step more for each: its last token counts as one that decodes, of which the younger are not before it either.
+        assert end <= sum(-(-n // int(OLDEST_PART * n_prompts)) + 1 for n in lengths[: i + 1])
+
+
+@given(
     st.lists(st.integers(2, 3000), min_size=1, max_size=8),
     st.integers(1, 20),
     st.integers(64, 512),
