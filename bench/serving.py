@@ -1,8 +1,9 @@
 """Puna's server under load, against another OpenAI-compatible server: same machine, same file, same threads, taking turns.
 
-The peer is started here (``--peer-binary``, a llama-server) or is given by its address (``--peer-url``). Only ratios mean
-anything: machines are shared and differ. What else ran on the machine meanwhile, and what the client itself took, is
-measured too: read it before believing a row.
+The peer is started here (``--peer-binary``, a llama-server) or is given by its address (``--peer-url``). With
+``--token-gap`` several of Puna's servers take part, each with another bound on the time between two tokens, and with
+``--before`` that of another checkout. Only ratios mean anything: machines are shared and differ. What else ran on the
+machine meanwhile, and what the client itself took, is measured too: read it before believing a row.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from bench.load.sample import Sample
 FIGURES = (
     ("first token, p50 s", "first_token_p50_s", 3),
     ("first token, p95 s", "first_token_p95_s", 3),
+    ("first token of short prompts, p50 s", "short_first_token_p50_s", 3),
+    ("first token of short prompts, longest s", "short_first_token_max_s", 3),
+    ("first token of long prompts, p50 s", "long_first_token_p50_s", 3),
     ("between texts, p50 ms", "gap_p50_s", 1),
     ("between texts, p95 ms", "gap_p95_s", 1),
     ("longest between texts, ms", "gap_max_s", 1),
@@ -125,6 +129,8 @@ def table_of(row: Row, names: Sequence[str], samples: Sequence[Sample]) -> Table
             one, other = values
             cells.append(f"{one / other:.3f}" if one is not None and other and key not in NO_RATIO else "")
         table.add_row(name, *cells)
+        if len(names) > 2 and key == "tokens_per_s" and (last := values[-1]):
+            table.add_row(f"{name}, by the last one's", *("-" if value is None else f"{value / last:.3f}" for value in values))
     if any(found["foreign_cpu_share"] > MAX_FOREIGN_CORES for found in figures):
         table.caption = "The machine was busy with other things: measure again before believing this."
     n_problems = [len(sample.problems) for sample in samples]
@@ -145,6 +151,14 @@ def arguments() -> argparse.Namespace:
     peer.add_argument("--peer-url", metavar="URL", help="a running server to compare with, of the same file and limits")
     parser.add_argument("--peer-args", type=shlex.split, default=[], metavar="ARGS", help="further arguments of the binary")
     parser.add_argument("--peer-model", default="model", metavar="NAME", help="what the server at the URL calls the model")
+    parser.add_argument(
+        "--token-gap",
+        nargs="+",
+        default=[],
+        metavar="TIME",
+        help="one server of Puna's for each of these bounds (PUNA_TOKEN_GAP), for a curve over them",
+    )
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout's server as well; it has a .venv")
     parser.add_argument("--model", default="smollm2", metavar="NAME", help="smollm2, 1b or a GGUF file (default: %(default)s)")
     parser.add_argument("--api", choices=("chat", "text"), help="chat or plain completions (default: chat, text for 1b)")
     parser.add_argument("--row", choices=[row.key for row in ROWS], action="append", help="only this row; may be repeated")
@@ -163,7 +177,12 @@ def model_file(name: str) -> Path:
 
 def started(args: argparse.Namespace, stack: ExitStack) -> list[Contender]:
     path, limits = model_file(args.model), Limits(args.n_ctx, args.slots, args.threads)
-    found = [stack.enter_context(contenders.puna(path, limits))]
+    found = [stack.enter_context(contenders.puna(path, limits, f"puna {gap}", PUNA_TOKEN_GAP=gap)) for gap in args.token_gap] or [
+        stack.enter_context(contenders.puna(path, limits))
+    ]
+    if args.before:
+        python = str(args.before.resolve() / ".venv/bin/python")
+        found.insert(0, stack.enter_context(contenders.puna(path, limits, "before", python)))
     if args.peer_binary:
         found.append(stack.enter_context(contenders.llama_server(args.peer_binary, path, limits, args.peer_args)))
     elif args.peer_url:
@@ -184,7 +203,7 @@ def main() -> None:
             uvloop.run(race([Target(contender, api) for contender in entered], rows, args.turns, totals))
         resident = {contender.name: round(contender.resident_bytes() / 2**20) for contender in entered}
     names = [contender.name for contender in entered]
-    console = Console(width=110)
+    console = Console(width=max(110, 46 + 16 * len(names)))
     rows = [row for row in rows if all(sample.wall_s for sample in totals[row.key])]
     for row in rows:
         console.print(table_of(row, names, totals[row.key]))

@@ -118,8 +118,10 @@ def scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def puna(model: Path, limits: Limits, **environment: str) -> Iterator[Contender]:
-    """This checkout's server with the model loaded."""
+def puna(
+    model: Path, limits: Limits, name: str = "puna", python: str = sys.executable, **environment: str
+) -> Iterator[Contender]:
+    """This checkout's server with the model loaded, or that of the checkout whose interpreter is *python*."""
     with scratch() as folder:
         # A path that ends in .gguf is a model's name to callers on this machine; blobs of a store have no such name.
         link = folder / "model.gguf"
@@ -132,15 +134,16 @@ def puna(model: Path, limits: Limits, **environment: str) -> Iterator[Contender]
             "OLLAMA_KEEP_ALIVE": "-1",
         }
         log = folder / "log"
-        command = [sys.executable, "-m", "puna", "serve"]
+        command = [python, "-m", "puna", "serve"]
         with _started(command, settings | environment, log) as process:
             url = _wait_for(log, process, None)
             options = {"num_ctx": limits.n_ctx, "num_thread": limits.n_threads}
             response = httpx.post(f"{url}/api/generate", json={"model": str(link), "options": options}, timeout=START_TIMEOUT_S)
             if response.status_code != 200:
                 sys.exit(f"Puna cannot load {model}: {response.text}")
-            shown = " ".join(f"{name}={value}" for name, value in settings.items() if "PARALLEL" in name or "CONTEXT" in name)
-            yield Contender("puna", url, str(link), process.pid, (shown, "puna serve", json.dumps(options)), log)
+            told = {key: value for key, value in settings.items() if "PARALLEL" in key or "CONTEXT" in key} | environment
+            shown = " ".join(f"{key}={value}" for key, value in told.items())
+            yield Contender(name, url, str(link), process.pid, (shown, "puna serve", json.dumps(options)), log)
 
 
 @contextmanager

@@ -100,6 +100,37 @@ def clients(n_clients: int, n_requests: int, n_words: int = 100, n_tokens: int =
     return measure
 
 
+def mixed(
+    n_clients: int, n_requests: int, every: int = 8, n_words: int = 20, n_long_words: int = 1500, n_tokens: int = 48
+) -> Measure:
+    """So many clients with short prompts, one of so many of which is long: how long do the short ones wait for it?"""
+
+    async def measure(target: Target, prompts: Prompts) -> Sample:
+        kinds = [i % every == every // 2 for i in range(n_requests)]
+        asked = iter([(is_long, prompts.words(n_long_words if is_long else n_words)) for is_long in kinds])
+        exchanges: list[tuple[bool, Exchange]] = []
+
+        async def client() -> None:
+            for is_long, text in asked:
+                exchange = await target.ask(text, n_tokens)
+                exchanges.append((is_long, exchange))
+                await _patiently([exchange])
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(n_clients)))
+        read = [(is_long, answers.read(exchange, n_tokens)) for is_long, exchange in exchanges]
+        sample = _timed(sample_of(answer for _, answer in read), begin, [exchange for _, exchange in exchanges])
+        short, long = (
+            [a.first_token_s for is_long, a in read if is_long == wanted and not a.problem] for wanted in (False, True)
+        )
+        if short and long:
+            sample.note(short_first_token_p50_s=statistics.median(short), short_first_token_max_s=max(short))
+            sample.note(long_first_token_p50_s=statistics.median(long))
+        return sample
+
+    return measure
+
+
 # Longer than any answer that is asked for, so that no grammar is complete before its time.
 _PERSON = {
     "type": "object",
@@ -263,6 +294,7 @@ ROWS = [
     Row("1", "1 client, 100 words each", clients(1, 4)),
     Row("8", "8 clients, 100 words each", clients(8, 16)),
     Row("32", "32 clients, 100 words each", clients(32, 32)),
+    Row("mixed", "8 clients, 20 words each, every eighth 1,500", mixed(8, 32)),
     Row("prefix", "16 at once, 400 words shared", shared_prefix(16)),
     Row("talks", "24 conversations in turn, 3 times 100 words each", conversations(24, 3)),
     Row("long", "4,000 words amid 4 streams", long_prompt(4, 4000)),

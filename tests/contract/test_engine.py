@@ -319,7 +319,7 @@ def test_loading_twice_and_asking_too_early(model: Path) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("options", [{"n_ctx": 1}, {"n_parallel": 0}, {"n_batch": -4}, {"n_threads": -1}])
+@pytest.mark.parametrize("options", [{"n_ctx": 1}, {"n_parallel": 0}, {"n_batch": -4}, {"n_threads": -1}, {"token_gap_s": -0.1}])
 def test_impossible_options_are_named(model: Path, options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=next(iter(options))):
         Engine(model).load(LoadRequest(options=LoadOptions(**options)))

@@ -151,11 +151,11 @@ class Saved(Protocol):
 class SavingCache(Sequences, Protocol):
     """A cache whose sequences can leave it and come back. Nothing may be computed meanwhile."""
 
-    def saved_bytes(self, sequence: int) -> int:
+    def saved_bytes(self, sequence: int, *, lean: bool = False) -> int:
         """What save would take; 0 where there is nothing to save or it cannot be saved."""
 
-    def save(self, sequence: int) -> Saved:
-        """A copy of all that the sequence holds and a later row may need.
+    def save(self, sequence: int, *, lean: bool = False) -> Saved:
+        """A copy of all that the sequence holds and a later row may need; *lean*: without what windows have forgotten.
 
         Errors: MemoryError.
         """
@@ -163,8 +163,8 @@ class SavingCache(Sequences, Protocol):
     def restore(self, sequence: int, saved: Saved, length: int) -> None:
         """A sequence that is empty holds the first *length* tokens again, which is a resume point, and what it can resume at.
 
-        Of recurrent states only those that there is room for: that at *length*, then the later ones first. The rows may
-        lie in other places, so that sums over them are rounded otherwise where they were not in order.
+        Of recurrent states only those that there is room for: that at *length*, then the later ones first. Rows of layers
+        without a window may lie in other places, so that sums over them are rounded otherwise where they were not in order.
 
         Errors: CacheFull; then nothing has changed.
         """

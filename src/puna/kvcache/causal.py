@@ -488,16 +488,17 @@ class CausalCache:
             for pool, dim in zip(pools, self._stored_dims, strict=True)
         ]
 
-    def saved_bytes(self, sequence: int) -> int:
+    def saved_bytes(self, sequence: int, *, lean: bool = False) -> int:
         row = sum(n for _, n in self._all_pools)
         if self.forgets:
-            return self.cells.lengths[sequence] * row + sum(s.n_bytes for s in self.forgotten.of(sequence))
+            forgotten = () if lean else self.forgotten.of(sequence)
+            return self.cells.lengths[sequence] * row + sum(stretch.n_bytes for stretch in forgotten)
         return self.cells.lengths[sequence] * (row + self.cells.positions.itemsize)
 
-    def save(self, sequence: int) -> SavedCells | SavedWindow:
+    def save(self, sequence: int, *, lean: bool = False) -> SavedCells | SavedWindow:
         if self.forgets:
             window = self._read(sequence, self._live(sequence), self.length(sequence))
-            return SavedWindow(window, list(self.forgotten.of(sequence)), self.reach)
+            return SavedWindow(window, [] if lean else list(self.forgotten.of(sequence)), self.reach)
         cells = self.cells.cells_of(sequence, 0, END)
         return SavedCells(self.cells.positions[cells], read_rows(self._backend, self._all_pools, cells))
 

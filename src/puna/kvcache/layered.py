@@ -152,12 +152,12 @@ class LayeredCache:
         for part in self.parts:
             part.check_remove(sequence, begin, end)
 
-    def saved_bytes(self, sequence: int) -> int:
-        sizes = [part.saved_bytes(sequence) if isinstance(part, SavingCache) else 0 for part in self.parts]
+    def saved_bytes(self, sequence: int, *, lean: bool = False) -> int:
+        sizes = [part.saved_bytes(sequence, lean=lean) if isinstance(part, SavingCache) else 0 for part in self.parts]
         return sum(sizes) if all(sizes) else 0
 
-    def save(self, sequence: int) -> SavedParts:
-        return SavedParts([part.save(sequence) for part in self._saving_parts])
+    def save(self, sequence: int, *, lean: bool = False) -> SavedParts:
+        return SavedParts([part.save(sequence, lean=lean) for part in self._saving_parts])
 
     def restore(self, sequence: int, saved: Saved, length: int) -> None:
         assert isinstance(saved, SavedParts), "saved by another cache"

@@ -215,10 +215,10 @@ class RecurrentCache:
     def _all_pools(self) -> list[Pool]:
         return [(pool, row_bytes(DType.F32, pool.shape[0])) for pools in self._pools for pool in pools.values()]
 
-    def saved_bytes(self, sequence: int) -> int:
+    def saved_bytes(self, sequence: int, *, lean: bool = False) -> int:
         return len(self.checkpoints.worth_saving(sequence)) * sum(n for _, n in self._all_pools)
 
-    def save(self, sequence: int) -> SavedStates:
+    def save(self, sequence: int, *, lean: bool = False) -> SavedStates:
         states = self.checkpoints.worth_saving(sequence)
         return SavedStates(states, read_rows(self._backend, self._all_pools, np.array([s.slot for s in states], np.int64)))
 

@@ -78,23 +78,24 @@ class Attic:
     def keep(self, sequence: int, tokens: list[int]) -> bool:
         """Copy what a sequence holds, which are these tokens; the list must not be changed any more.
 
-        False, and nothing is kept, where it takes too much or there is no memory.
+        Where that takes too much, without what windows have forgotten. False, and nothing is kept, where that does as well
+        or there is no memory.
         """
-        n_bytes = self._cache.saved_bytes(sequence)
-        if n_bytes == 0:
+        most = self.max_bytes // MAX_SHARE - TOKEN_BYTES * len(tokens)
+        is_lean = self._cache.saved_bytes(sequence) > most
+        n_bytes = self._cache.saved_bytes(sequence, lean=is_lean)
+        if n_bytes == 0 or n_bytes > most:
             return False
         n_bytes += TOKEN_BYTES * len(tokens)
-        if n_bytes > self.max_bytes // MAX_SHARE:
-            return False
         bound = min(self.max_bytes, self.n_bytes + self._spare())
-        for entry in self._covered(sequence, tokens):
+        for entry in () if is_lean else self._covered(sequence, tokens):
             self.drop(entry)
         while self._entries and (self.n_bytes + n_bytes > bound or not self._free):
             self.drop(next(iter(self._entries.values())))
         if n_bytes > bound:
             return False
         try:
-            saved = self._cache.save(sequence)
+            saved = self._cache.save(sequence, lean=is_lean)
         except MemoryError:
             log.warning("no memory to keep %d computed tokens (%.0f MB)", len(tokens), n_bytes / 1e6)
             return False

@@ -59,7 +59,7 @@ def schedule(requests: Sequence[Progress], n_batch: int, pace: Pace = UNBOUNDED)
         decoding = work((request.n_computed, n) for request, n in zip(requests, counts, strict=True) if n)
         seconds = pace.seconds_for_prompts(decoding) if decoding.decoded else math.inf
         tokens = min(room, pace.most_tokens) if decoding.decoded else room
-        _share([requests[i] for i in prompts], prompts, counts, _Budget(room, tokens, seconds, pace.prices))
+        _share([requests[i] for i in prompts], prompts, counts, _Budget(sum(counts), room, tokens, seconds, pace.prices))
     return counts
 
 
@@ -67,7 +67,8 @@ def schedule(requests: Sequence[Progress], n_batch: int, pace: Pace = UNBOUNDED)
 class _Budget:
     """What prompts may still get in a step."""
 
-    room: int  # rows; only a group may take more of them than there are tokens
+    n_rows: int  # of the step so far
+    room: int  # for more rows; only a group may take more of them than there are tokens
     tokens: int
     seconds: float
     prices: Prices
@@ -76,9 +77,10 @@ class _Budget:
         """Of so many tokens of a prompt, those that this part of the budget pays, and *least* whatever they cost."""
         most = min(n_wanted, max(math.ceil(self.tokens * part), min(least, self.tokens)))
         paid = self.prices.tokens_for(self.seconds * part, begin, most)
-        return max(paid if paid == most else _rounded(paid), min(least, most))
+        return max(paid if paid == most else _rounded(self.n_rows + paid) - self.n_rows, min(least, most))
 
     def spend(self, begin: int, count: int) -> None:
+        self.n_rows += count
         self.room -= count
         self.tokens -= count
         self.seconds -= self.prices.of_prompt(begin, count)
@@ -118,6 +120,9 @@ def _first_group(request: Progress) -> int:
 
 
 def _rounded(n: int) -> int:
-    """Down to one of four numbers between two powers of two: steps of equal shape share a graph, and prices tremble."""
+    """Down to one of four numbers between two powers of two: steps of equal size share a graph, and prices tremble.
+
+    Kernels take rows in fours and eights as well.
+    """
     unit = 1 << max(n.bit_length() - 3, 0)
     return n // unit * unit

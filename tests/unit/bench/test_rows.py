@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
+from bench.load import answers, rows
 from bench.load.answers import Answer
 from bench.load.contenders import Contender
+from bench.load.prompts import Prompts
 from bench.load.rows import ROWS, Target, _note_gaps
 from bench.load.sample import Sample
 
@@ -48,3 +51,34 @@ def test_a_conversation_is_told_in_turn_and_a_text_as_one() -> None:
 
 def test_rows_have_names_of_their_own() -> None:
     assert len({row.key for row in ROWS}) == len(ROWS)
+
+
+def test_of_mixed_prompts_those_that_are_short_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes a millisecond for each word before its first token."""
+    asked: list[int] = []
+
+    async def ask(_: Target, prompt: str, n_tokens: int) -> int:
+        assert n_tokens == 3
+        asked.append(len(prompt.split()))
+        return asked[-1]
+
+    async def patiently(_: object) -> None:
+        """All is there at once."""
+
+    def read(n_words: int, n_tokens: int) -> Answer:
+        return Answer(0, 1, times=[n_words / 1000 + i for i in range(n_tokens)], n_tokens=n_tokens)
+
+    monkeypatch.setattr(Target, "ask", ask)
+    monkeypatch.setattr(rows, "_patiently", patiently)
+    monkeypatch.setattr(answers, "read", read)
+    monkeypatch.setattr(rows, "_timed", lambda sample, *_: sample)
+    measure = rows.mixed(2, 8, every=4, n_words=5, n_long_words=70, n_tokens=3)
+
+    async def run() -> Sample:
+        return await measure(Target(Contender("one", "", "")), Prompts("mixed"))
+
+    sample = asyncio.run(run())
+    assert sorted(asked) == [5] * 6 + [70] * 2
+    assert sample.n_answers == 8
+    assert sample.extra["short_first_token_p50_s"] == sample.extra["short_first_token_max_s"] == [pytest.approx(0.005)]
+    assert sample.extra["long_first_token_p50_s"] == [pytest.approx(0.070)]

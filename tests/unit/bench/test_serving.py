@@ -32,6 +32,13 @@ def test_the_ratio_is_punas_figure_by_the_peers() -> None:
     assert "chunks" not in text
 
 
+def test_of_more_than_two_the_last_is_what_the_others_are_compared_with() -> None:
+    samples = [Sample(gaps_s=[0.1], n_tokens=n, n_texts=n, wall_s=2) for n in (300, 150, 200)]
+    out = io.StringIO()
+    Console(file=out, width=120).print(table_of(ROWS[1], ["puna 50ms", "puna 1s", "peer"], samples))
+    assert line(out.getvalue(), "tokens/s, by the last one's") == ["1.500", "0.750", "1.000"]
+
+
 def test_every_figure_of_a_row_is_in_the_json() -> None:
     sample = Sample(first_token_s=[0.2], n_tokens=3, wall_s=1, problems=["it broke"])
     sample.note(left=3)

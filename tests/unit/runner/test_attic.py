@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.kvcache.numpy_backend import ArrayBackend
+from tests.unit.kvcache.steps import DIM, HEADS, step
 from tests.unit.runner.token_cache import ROW_BYTES, SavingTokenCache
 
+from puna.kvcache.cache import Limits
+from puna.kvcache.causal import CausalCache
 from puna.kvcache.cells import CacheFull
+from puna.kvcache.reach import Reach
 from puna.runner.attic import MAX_ENTRIES, MAX_SHARE, MIN_LOST, TOKEN_BYTES, Attic
 
 BYTES = ROW_BYTES + TOKEN_BYTES  # of a token
@@ -216,3 +222,27 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_of_what_is_too_large_with_all_that_its_windows_forgot_the_end_is_kept() -> None:
+    backend: Any = ArrayBackend()
+    cache = CausalCache(
+        backend, Limits(2, 10_000, 16), n_kv_heads=[HEADS], head_dim_k=DIM, head_dim_v=DIM, reach=Reach(window=20)
+    )
+    cache.remember(1 << 30, lambda: 1 << 30)
+    for begin in range(0, 4000, 16):
+        step(cache, [(0, p) for p in range(begin, begin + 16)])
+    whole, lean = cache.saved_bytes(0), cache.saved_bytes(0, lean=True)
+    assert lean < whole // 8
+    tokens = numbers(0, 4000)
+    for max_bytes, is_lean in ((whole + 4000 * TOKEN_BYTES, False), (lean + 4000 * TOKEN_BYTES, True)):
+        attic = Attic(cache, MAX_SHARE * max_bytes, lambda: 1 << 40)
+        assert attic.keep(0, tokens)
+        attic.check_integrity()
+        assert attic.find([*tokens, 7])[1] == 4000
+        assert attic.find([*tokens[:1000], 7])[1] == (0 if is_lean else 1000)
+        cache.remove(1, 0)
+        (entry,) = attic._entries.values()
+        attic.bring_back(entry, 1, 4000)
+        assert step(cache, [(1, 4000)], [-1.0]) == [{**{p: float(p) for p in range(3981, 4000)}, 4000: -1.0}]
+        cache.check_integrity()

@@ -23,8 +23,8 @@ def paced(target_s: float, prices: Prices = MILLISECOND, most: int = 1 << 30) ->
 
 
 def test_decoding_goes_on_beside_a_long_prompt_which_gets_what_is_left_of_the_time() -> None:
-    assert schedule(behind(1, 30000, 1), 512, paced(0.150)) == [1, 128, 1]
-    assert schedule(behind(1, 30000, 1), 512, paced(0.120)) == [1, 96, 1]  # 100 would do; 96 is round
+    assert schedule(behind(1, 30000, 1), 512, paced(0.150)) == [1, 126, 1]  # 130 would do; 128 rows are round
+    assert schedule(behind(1, 30000, 1), 512, paced(0.120)) == [1, 94, 1]
     assert schedule(behind(1, 30000, 1), 512, paced(9)) == [1, 510, 1]
 
 
@@ -38,18 +38,18 @@ def test_more_than_was_ever_tried_comes_step_by_step() -> None:
 
 def test_a_prompt_advances_even_where_decoding_takes_all_of_the_time() -> None:
     assert schedule(behind(1, 30000), 512, paced(0.010)) == [1, LEAST_TOKENS]
-    assert schedule(behind(1, 30000), 512, paced(0.400, Prices(decoded=0.5, prompt=0.001))) == [1, 96]  # a quarter of it
+    assert schedule(behind(1, 30000), 512, paced(0.400, Prices(decoded=0.5, prompt=0.001))) == [1, 95]  # a quarter of it
 
 
 def test_tokens_far_back_in_a_prompt_cost_more() -> None:
     prices = Prices(prompt=0.001, cell=1e-6)
     near, far = (schedule([Progress(1, 2), Progress(n, 30000)], 512, paced(0.128, prices))[1] for n in (0, 9000))
-    assert (near, far) == (112, 12 + 4)
+    assert (near, far) == (112 - 1, 16)
 
 
 def test_short_prompts_overtake_long_ones() -> None:
-    assert schedule(behind(1, 4000, 30), 512, paced(0.074)) == [1, 16 + 16, 30]
-    assert schedule(behind(1, 4000, 300, 30), 512, paced(0.074)) == [1, 16 + 2, 16, 30]
+    assert schedule(behind(1, 4000, 30), 512, paced(0.074)) == [1, 33, 30]
+    assert schedule(behind(1, 4000, 300, 30), 512, paced(0.074)) == [1, 15, 18, 30]
     assert schedule(behind(300, 300, 10), 512) == [300, 202, 10]
 
 
@@ -87,6 +87,36 @@ def test_nobody_starves_whoever_else_comes(
         done += counts[n_decoding]
         n_steps += 1
     assert n_steps <= n_long
+
+
+@given(
+    st.lists(st.integers(2, 400), min_size=1, max_size=5),
+    st.integers(16, 128),
+    st.integers(0, 4),
+    st.lists(st.integers(2, 40), min_size=1, max_size=5),
+)
+def test_a_prompt_waits_no_longer_than_four_times_what_it_and_the_older_ones_take(
+    lengths: list[int], n_batch: int, n_decoding: int, arrivals: list[int]
+) -> None:
+    """Whoever comes after it: short ones in every step, each of which would otherwise go first."""
+    done, ended = [0] * len(lengths), [0] * len(lengths)
+    younger: list[Progress] = []
+    n_steps = 0
+    while not all(ended):
+        n_steps += 1
+        younger += [Progress(0, n) for n in arrivals]
+        left = [i for i, end in enumerate(ended) if not end]
+        requests = [*behind(*[1] * n_decoding), *(Progress(done[i], lengths[i]) for i in left), *younger]
+        counts = schedule(requests, n_batch)[n_decoding:]
+        for i, count in zip(left, counts, strict=False):
+            done[i] += count
+            ended[i] = n_steps if done[i] == lengths[i] else 0
+        new = [r._replace(n_computed=r.n_computed + n) for r, n in zip(younger, counts[len(left) :], strict=True)]
+        younger = [r for r in new if r.n_behind]
+    n_prompts = n_batch - n_decoding
+    for i, end in enumerate(ended):
+        # A step more for each: its last token counts as one that decodes, of which the younger are not before it either.
+        assert end <= sum(-(-n // int(OLDEST_PART * n_prompts)) + 1 for n in lengths[: i + 1])
 
 
 @given(

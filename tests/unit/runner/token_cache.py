@@ -75,10 +75,10 @@ class SavingTokenCache:
     def check_integrity(self) -> None:
         assert self.n_free >= 0
 
-    def saved_bytes(self, sequence: int) -> int:
+    def saved_bytes(self, sequence: int, *, lean: bool = False) -> int:
         return ROW_BYTES * len(self.rows[sequence])
 
-    def save(self, sequence: int) -> SavedTokens:
+    def save(self, sequence: int, *, lean: bool = False) -> SavedTokens:
         if self.is_short_of_memory:
             raise MemoryError
         self.n_saves += 1
