@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import math
 import re
 import zlib
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.native import structs
+from puna.native.library import opened
 from puna.native.llama import llama
 from tests.models.dialect import Translation
 from tests.tiny import ggml_base
@@ -83,11 +83,8 @@ def write_whole(source: Path, path: Path) -> Path:
 
 @functools.cache
 def _libllama() -> ctypes.CDLL:
-    spec = importlib.util.find_spec("llama_cpp")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "lib"
-    library = ctypes.CDLL(str(next(path for path in folder.iterdir() if path.name.split(".")[0] in ("libllama", "llama"))))
+    # The very file that is open already: a second copy of the library would share its symbols with the first.
+    library = ctypes.CDLL(str(opened().paths["llama"]))
     library.llama_model_init_from_user.restype = ctypes.c_void_p
     params = type(llama().llama_model_default_params())
     library.llama_model_init_from_user.argtypes = [ctypes.c_void_p, _Fill, ctypes.c_void_p, params]

@@ -14,6 +14,7 @@ from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.model.look import engine_of
+from puna.native.library import opened
 from puna.runner.engines import open_file
 from puna.wire import LoadOptions
 from tests.models.dialect import Translation
@@ -46,13 +47,6 @@ class _CpuTraits(ctypes.Structure):
     _fields_ = (("from_float", ctypes.c_void_p), ("vec_dot", ctypes.c_void_p))
 
 
-def library_of_cpu() -> ctypes.CDLL:
-    folder = Path(ggml_base()._name).parent
-    return ctypes.CDLL(
-        str(next(path for path in folder.iterdir() if "ggml-cpu" in path.name and path.suffix in (".so", ".dylib", ".dll")))
-    )
-
-
 def numbers(kind: TensorType, encoded: bytes, n: int) -> npt.NDArray[np.float32]:
     """What the library reads in a matrix."""
     base = ctypes.CDLL(ggml_base()._name)
@@ -63,8 +57,8 @@ def numbers(kind: TensorType, encoded: bytes, n: int) -> npt.NDArray[np.float32]
 
 
 def logits(engine: type[Oracle] | type[PunaEngine], path: Path) -> npt.NDArray[np.float32]:
-    with engine(path, **LIMITS) as opened:
-        rows = opened.decode(tokens(N_TOKENS, 2, 300), range(N_TOKENS), [0] * N_TOKENS, range(N_TOKENS))
+    with engine(path, **LIMITS) as running:
+        rows = running.decode(tokens(N_TOKENS, 2, 300), range(N_TOKENS), [0] * N_TOKENS, range(N_TOKENS))
         return rows.copy()
 
 
@@ -77,7 +71,7 @@ def assert_same(path: Path, reference: Path) -> None:
 
 
 def test_what_is_multiplied_is_what_the_library_says() -> None:
-    cpu = library_of_cpu()
+    cpu = ctypes.CDLL(str(opened().paths["ggml-cpu"]))
     cpu.ggml_get_type_traits_cpu.restype = ctypes.POINTER(_CpuTraits)
     found = {kind: bool(cpu.ggml_get_type_traits_cpu(int(kind)).contents.vec_dot) for kind in TensorType}
     assert {kind: kind.is_multiplied for kind in TensorType} == found
