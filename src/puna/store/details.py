@@ -104,7 +104,7 @@ def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
             file_type=_file_type(meta.integer("general.file_type", None)),
             context_length=meta.integer("context_length", 0),
             embedding_length=meta.integer("embedding_length", 0),
-            has_pooling=meta.integer("pooling_type", _UNSPECIFIED) not in (_UNSPECIFIED, -1),
+            has_pooling=meta.get(meta.full_key("pooling_type"), _UNSPECIFIED) not in (_UNSPECIFIED, -1),
             ranks=meta.get(meta.full_key("pooling_type")) == _RANK_POOLING,
             has_vision=meta.has("vision.block_count") or meta.has("clip.vision.block_count"),
             has_audio=meta.has("audio.block_count") or _says_yes(file, "clip.has_audio_encoder"),
