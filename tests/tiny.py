@@ -173,6 +173,7 @@ def ggml_base() -> ctypes.CDLL:
     folder = Path(spec.submodule_search_locations[0]) / "lib"
     path = next(folder / name for name in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll") if (folder / name).exists())
     library = ctypes.CDLL(str(path))
+    library.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
     library.ggml_quantize_chunk.argtypes = [
         ctypes.c_int,
@@ -191,7 +192,10 @@ def quantize(values: np.ndarray[Any, Any], kind: TensorType) -> np.ndarray[Any, 
     values = np.ascontiguousarray(values, dtype=np.float32)
     n_rows, n_columns = values.size // values.shape[-1], values.shape[-1]
     out = np.zeros(kind.n_bytes(values.size), dtype=np.uint8)
-    written = ggml_base().ggml_quantize_chunk(kind, values.ctypes.data, out.ctypes.data, 0, n_rows, n_columns, None)
+    # Some types are not made without weights of the columns.
+    importance = np.ones(n_columns, np.float32)
+    weights = importance.ctypes.data if ggml_base().ggml_quantize_requires_imatrix(kind) else None
+    written = ggml_base().ggml_quantize_chunk(kind, values.ctypes.data, out.ctypes.data, 0, n_rows, n_columns, weights)
     assert written == out.size
     return out
 

@@ -6,7 +6,7 @@ It makes a model from metadata alone, with every tensor that it knows as optiona
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import functools
 import math
 import re
 import zlib
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.native import structs
+from puna.native.library import opened
 from puna.native.llama import llama
 from tests.models.dialect import Translation
 from tests.tiny import ggml_base
@@ -59,7 +60,7 @@ def values_for(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 def write_whole(source: Path, path: Path) -> Path:
     """What libllama makes of the metadata of *source*; tensors that are there keep their numbers."""
-    base, api = ggml_base(), _libllama()
+    base, api = _ggml(), _libllama()
     metadata = base.gguf_init_from_file(str(source).encode(), _InitParams(True, None))
     with GGUFFile.open(source) as file:
 
@@ -80,18 +81,22 @@ def write_whole(source: Path, path: Path) -> Path:
     return path
 
 
+@functools.cache
 def _libllama() -> ctypes.CDLL:
-    spec = importlib.util.find_spec("llama_cpp")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "lib"
-    library = ctypes.CDLL(str(next(path for path in folder.iterdir() if path.name.split(".")[0] in ("libllama", "llama"))))
+    # The very file that is open already: a second copy of the library would share its symbols with the first.
+    library = ctypes.CDLL(str(opened().paths["llama"]))
     library.llama_model_init_from_user.restype = ctypes.c_void_p
     params = type(llama().llama_model_default_params())
     library.llama_model_init_from_user.argtypes = [ctypes.c_void_p, _Fill, ctypes.c_void_p, params]
     library.llama_model_save_to_file.restype = None
     library.llama_model_save_to_file.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    base = ggml_base()
+    return library
+
+
+@functools.cache
+def _ggml() -> ctypes.CDLL:
+    """A handle of its own: other tests declare the same functions otherwise."""
+    base = ctypes.CDLL(ggml_base()._name)
     base.gguf_init_from_file.restype = ctypes.c_void_p
     base.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
     base.gguf_free.restype = None
@@ -100,7 +105,7 @@ def _libllama() -> ctypes.CDLL:
     base.ggml_get_name.argtypes = [ctypes.c_void_p]
     base.ggml_backend_tensor_set.restype = None
     base.ggml_backend_tensor_set.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-    return library
+    return base
 
 
 def factors(file: GGUFFile) -> dict[str, npt.NDArray[np.float32]]:

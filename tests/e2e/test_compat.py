@@ -15,10 +15,12 @@ import pytest
 
 from puna.tokenizer.tokenizer import Tokenizer
 from tests.e2e.test_first_light import GREEDY, Server, serving
+from tests.models.gemma import GEMMA
 from tests.oracle import Oracle
 from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import CORPUS, RANK, write_bert, write_llama
 from tests.tiny_others import OTHERS
+from tests.whole import with_tensors
 
 FORCED = {"OLLAMA_NEW_ENGINE": "0"}
 RAW = {"raw": True, "stream": False}
@@ -80,6 +82,21 @@ def test_show_names_the_engine_and_the_reason(forced: Server, automatic: Server,
     assert before == ("compat", "Puna's engine does not support the architecture gpt2")
     generate(automatic, other, "hello")
     assert engine(automatic, other) == before  # loaded, the runner says so
+
+
+def test_show_names_what_puna_would_pass_over(automatic: Server, tmp_path: Path) -> None:
+    """Of an architecture that Puna runs: the file decides, and is read before it is loaded."""
+    plain = GEMMA.write(tmp_path / "plain.gguf", seed=5)
+    model = str(with_tensors(plain, tmp_path / "m.gguf", {"blk.0.ffn_up.scale": np.full(1, 2, np.float32)}))
+
+    def engine() -> tuple[str, str]:
+        reply = automatic.client.post("/api/show", json={"model": model}).json()
+        return reply["engine"], reply["engine_reason"]
+
+    before = engine()
+    assert before == ("compat", "tensor blk.0.ffn_up.scale, which llama.cpp loads and leaves out in gemma")
+    generate(automatic, model, "hello")
+    assert engine() == before
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -8,6 +8,8 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from puna.store.store import Store
 from tests.compat_engine import CompatEngine
 from tests.hf import Definition, hf_config, hf_tensors, write_safetensors
 from tests.lora import write_lora
+from tests.models.llama import write_mixtral
 from tests.models.table import ROWS
 from tests.oracle import Oracle
 from tests.parity.test_llama import assert_close, tokens
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
+from tests.whole import factors, with_tensors
 
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 LAYERS = [f"blk.{i}.{name}.weight" for i in range(2) for name in LINEAR]
@@ -82,6 +86,15 @@ def test_two_adapters_add_up(tmp_path: Path) -> None:
     one = write_lora(tmp_path / "1.gguf", model, LAYERS[:9], seed=1)
     two = write_lora(tmp_path / "2.gguf", model, LAYERS[5:], seed=2, rank=8, alpha=4.0)
     assert compare(model, [one, two]) > 0.1
+
+
+@pytest.mark.parametrize("write", [partial(write_llama, biases=True), write_mixtral], ids=["dense", "experts"])
+def test_over_weights_with_factors(write: Callable[..., Path], tmp_path: Path) -> None:
+    """Of attention and experts a factor is on the weight alone, in a dense feed-forward part on the adapter as well."""
+    plain = write(tmp_path / "plain.gguf", seed=7)
+    with GGUFFile.open(plain) as file:
+        model = with_tensors(plain, tmp_path / "m.gguf", factors(file))
+    assert compare(model, [write_lora(tmp_path / "a.gguf", model, adaptable(model))]) > 0.1
 
 
 # What an adapter changes there, libllama leaves as it is; Puna's engine applies it, or refuses it where it cannot.

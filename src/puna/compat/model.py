@@ -7,20 +7,20 @@ there, with its reasons, and what it would take is known before it is taken.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from puna import host
+from puna.compat import hazards
 from puna.compat.cache import AttentionCache, StateCache
 from puna.compat.failures import why
 from puna.compat.sizes import HOST, memory_report, read_sizes, weight_places
 from puna.compat.step import Forward
 from puna.errors import LoadError, OutOfMemory, UnsupportedModel
+from puna.gguf.layers import n_stored_layers
 from puna.gguf.lora import TABLE, read_lora
-from puna.gguf.reader import GGUFFile, TensorInfo
-from puna.gguf.types import TensorType
+from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Limits
 from puna.kvcache.uncached import Uncached
 from puna.ml.backend import Use
@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 
 # What is noted of each token that is kept: libllama's position, shift, and set of sequences as bits; the same here.
 _CELL_BYTES = 80
-
-_VECTOR_TYPES = (TensorType.F32, TensorType.I32)
-_NO_TABLE = TensorInfo(TABLE, (), TensorType.F32, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,8 @@ class LlamaModel:
             for adapter in options.adapters:
                 with GGUFFile.open(adapter) as opened:
                     _check_adapter(opened, file)
-            _check_types(file)
-            _check_factors(file, has_adapters=bool(options.adapters))
-            self._n_layers = file.metadata.integer("block_count", 0)
+            hazards.check(file, has_adapters=bool(options.adapters))
+            self._n_layers = n_stored_layers(file.metadata)
             self._layers = _last_layers(options.layers, self._n_layers)
             self._placement = _placement(self._layers)
             self.limits = replace(limits, max_sequences=min(limits.max_sequences, MAX_SEQUENCES), n_pool=_n_cells(file, limits))
@@ -289,37 +285,6 @@ def _check_books(limits: Limits) -> None:
     n_bytes = limits.n_cells * (_CELL_BYTES + limits.max_sequences)
     if limits.n_cells >= 1 << 31 or n_bytes > host.memory().free:
         raise OutOfMemory(f"{n_bytes / 1e9:.1f} GB would be needed only to keep account of {limits.n_cells} tokens")
-
-
-def _check_types(file: GGUFFile) -> None:
-    """What is added to hidden states or multiplied with them, value by value, must be as they are; libllama does not look.
-
-    Errors: UnsupportedModel naming the tensor.
-    """
-    for tensor in file.tensors.values():
-        is_vector = len(tensor.shape) == 1 or tensor.name == "token_types.weight"
-        if is_vector and tensor.type not in _VECTOR_TYPES:
-            kind = f"is of type {tensor.type.name}, libllama computes with it only in F32"
-            raise UnsupportedModel(f"{file.path}: tensor {tensor.name} {kind}")
-
-
-def _check_factors(file: GGUFFile, *, has_adapters: bool) -> None:
-    """What libllama ends the process over: it has no order for the factor of a matrix in NVFP4 and what else is to be done.
-
-    Errors: UnsupportedModel naming the tensor.
-    """
-    for name, tensor in file.tensors.items():
-        stem = name.removesuffix(".weight")
-        if tensor.type is not TensorType.NVFP4 or stem + ".scale" not in file.tensors:
-            continue
-        is_dense = re.fullmatch(r"blk\.\d+\.ffn_(gate|up|down)(_shexp)?", stem)
-        if is_dense and (has_adapters or stem + ".bias" in file.tensors):
-            what = "an adapter" if has_adapters else "a bias"
-            raise UnsupportedModel(f"{file.path}: libllama has no way to compute {name} in NVFP4 with a factor and {what}")
-    if file.tensors.get(TABLE, _NO_TABLE).type is TensorType.NVFP4 and "output.weight" not in file.tensors:
-        factor = next((name for name in ("output.scale", "output.input_scale") if name in file.tensors), None)
-        if factor:
-            raise UnsupportedModel(f"{file.path}: {factor} belongs to a head in NVFP4, which libllama cannot share with {TABLE}")
 
 
 def _check_kind(file: GGUFFile, model: Model) -> None:

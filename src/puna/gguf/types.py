@@ -109,6 +109,11 @@ class TensorType(IntEnum):
         return self.block_size > 1
 
     @property
+    def is_multiplied(self) -> bool:
+        """Whether ggml has a product of such a matrix; it ends the process over others."""
+        return self not in _NEVER_MULTIPLIED
+
+    @property
     def ggml_name(self) -> str:
         """The name ggml prints: ``q4_K``, ``iq2_xxs``, ``f16``."""
         return _ggml_spelling(self.name)
@@ -133,6 +138,19 @@ def _ggml_spelling(name: str) -> str:
     lowered = name.lower()
     return lowered[:-1] + "K" if lowered.endswith("_k") else lowered
 
+
+# Numbers, and what activations are rounded to before a product.
+_NEVER_MULTIPLIED = frozenset(
+    {
+        TensorType.Q8_1,
+        TensorType.Q8_K,
+        TensorType.I8,
+        TensorType.I16,
+        TensorType.I32,
+        TensorType.I64,
+        TensorType.F64,
+    }
+)
 
 _BLOCKS: dict[TensorType, tuple[int, int]] = {
     TensorType.F32: (1, 4),

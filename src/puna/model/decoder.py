@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from puna.errors import FileFormatError
+from puna.gguf.layers import n_stored_layers
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Cache, Limits
 from puna.kvcache.causal import ALL, CausalCache
@@ -21,7 +22,6 @@ from puna.model.rope import rope_options
 from puna.nn.declare import bind, gguf
 from puna.nn.experts import Routing
 
-MAX_LAYERS = 2048
 RMS_EPS, LAYER_NORM_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
@@ -50,10 +50,10 @@ class DecoderOptions:
     def read(cls, file: GGUFFile) -> Self:
         """Errors: FileFormatError naming what does not fit."""
         meta = file.metadata
-        n_stored, n_embd = meta.integer("block_count"), meta.integer("embedding_length")
+        n_stored, n_embd = n_stored_layers(meta), meta.integer("embedding_length")
         # The last layers of some files guess further tokens (multi-token prediction); they take no part in the next one.
         n_layers = n_stored - meta.integer("nextn_predict_layers", 0)
-        if not (1 <= n_layers <= n_stored <= MAX_LAYERS and n_embd >= 1):
+        if not (1 <= n_layers <= n_stored and n_embd >= 1):
             raise FileFormatError(f"{file.path}: {n_layers} of {n_stored} layers, {n_embd} wide is no model")
         n_heads = meta.per_layer("attention.head_count", n_stored)[:n_layers]
         has_kv_heads = meta.has("attention.head_count_kv")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
+from puna.gguf.layers import n_stored_layers
 from puna.gguf.metadata import LazyArray
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
@@ -81,7 +82,7 @@ def _is_as_expected(value: Any, file: GGUFFile) -> bool:
 
 def _moves_no_text(value: Any, file: GGUFFile) -> bool:
     """Text has the same position along three axes and 0 along the fourth."""
-    return not isinstance(value, LazyArray) or not any(list(value)[3:4])
+    return not isinstance(value, LazyArray) or not any(value[3:4])
 
 
 def _selects_no_layer(value: Any, file: GGUFFile) -> bool:
@@ -143,7 +144,7 @@ def _harmless(file: GGUFFile) -> Iterable[str]:
 def _is_beyond(file: GGUFFile, name: str) -> bool:
     """Of a layer at the end that only guesses further tokens."""
     layer = re.match(r"blk\.(\d+)\.", name)
-    n_layers = file.metadata.integer("block_count")
+    n_layers = n_stored_layers(file.metadata)
     n_guessing = file.metadata.integer("nextn_predict_layers", 0)
     return layer is not None and n_layers - n_guessing <= int(layer[1]) < n_layers
 

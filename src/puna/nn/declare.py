@@ -24,6 +24,8 @@ from puna.nn.adapter import Adapters
 
 M = TypeVar("M")
 
+_MATRICES = (Use.MATRIX, Use.EXPERTS, Use.ROWS)
+
 
 def gguf(name: str, *, alt: str = "", dims: str = "", use: Use | None = None, optional: bool = False, skip: int = 0) -> Any:
     """A field stored in the file under the prefix *name*, or *alt* when there is no such tensor.
@@ -160,6 +162,9 @@ class _Binder:
                 self._check(chosen, own, lengths)
             if meta["use"] in (Use.OPERAND, Use.VECTOR) and self.file.tensors[chosen].type is not TensorType.F32:
                 raise FileFormatError(f"{self.file.path}: tensor {chosen} is {self.file.tensors[chosen].type.name}, not F32")
+            if meta["use"] in _MATRICES and not self.file.tensors[chosen].type.is_multiplied:
+                kind = self.file.tensors[chosen].type.name
+                raise FileFormatError(f"{self.file.path}: tensor {chosen} is a matrix in {kind}, in which nothing is multiplied")
             return self.joined.pop(chosen, None) or self.backend.tensor(chosen, meta["use"])
         if not meta["optional"]:
             self.missing.append(candidates[0])

@@ -53,6 +53,7 @@ FILE_TYPES = {
 GUESSED = 1024  # a flag on the number
 
 _RANK_POOLING = 4  # <arch>.pooling_type, as llama.cpp numbers them
+_UNSPECIFIED = 0xFFFFFFFF  # the same key, of programs that write every key
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
             file_type=_file_type(meta.integer("general.file_type", None)),
             context_length=meta.integer("context_length", 0),
             embedding_length=meta.integer("embedding_length", 0),
-            has_pooling=meta.has("pooling_type"),
+            has_pooling=meta.get(meta.full_key("pooling_type"), _UNSPECIFIED) not in (_UNSPECIFIED, -1),
             ranks=meta.get(meta.full_key("pooling_type")) == _RANK_POOLING,
             has_vision=meta.has("vision.block_count") or meta.has("clip.vision.block_count"),
             has_audio=meta.has("audio.block_count") or _says_yes(file, "clip.has_audio_encoder"),

@@ -39,6 +39,11 @@ def test_yarn(tmp_path: Path) -> None:
     assert (options.scale, options.ext_factor, options.original_ctx) == (0.125, 1.0, 1024)
 
 
+def test_a_factor_of_extrapolation_below_zero_is_none_that_is_stated(tmp_path: Path) -> None:
+    for factor, found in ((-1.0, 1.0), (0.0, 0.0), (0.5, 0.5)):
+        assert read(tmp_path, scaling__type="yarn", scaling__factor=8.0, scaling__yarn_ext_factor=factor).ext_factor == found
+
+
 def test_no_scaling_ignores_the_factor(tmp_path: Path) -> None:
     assert read(tmp_path, scaling__type="none", scaling__factor=8.0).scale == 1.0
 

@@ -122,6 +122,7 @@ def test_capabilities_of_jinja_templates(tmp_path: Path, jinja: str, expected: l
 def test_capabilities_of_files_and_configurations(tmp_path: Path) -> None:
     assert found(tmp_path, llama__pooling_type=1) == ["embedding"]
     assert found(tmp_path, llama__pooling_type=4) == ["rerank"]
+    assert found(tmp_path, llama__pooling_type=0xFFFFFFFF) == ["completion"], "written by programs that write every key"
     assert found(tmp_path, llama__pooling_type="4") == ["embedding"], "what it is only the runner can say"
     assert found(tmp_path, projector=True) == ["completion", "vision"]
     assert found(tmp_path, llama__vision__block_count=2) == ["completion", "vision"]

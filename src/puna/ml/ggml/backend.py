@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from puna.errors import LoadError, OutOfMemory
+from puna.gguf.layers import n_stored_layers
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.ml.backend import LowRank, Use
@@ -61,7 +62,7 @@ class GGMLBackend:
         self._arenas: dict[int, npt.NDArray[np.uint8]] = {}
         with ExitStack() as stack:  # what is open by then is closed again when a later step fails
             self.file = file if isinstance(file, GGUFFile) else stack.enter_context(GGUFFile.open(file))
-            self.n_layers = n_layers = self.file.metadata.integer("block_count")
+            self.n_layers = n_layers = n_stored_layers(self.file.metadata)
             assignment = self._assign(layers)
             used = {d.address: d for d in assignment}
             self.devices = [d for d in devices() if d.is_cpu or d.address in used]

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from puna.errors import FileFormatError
+from puna.gguf.layers import n_stored_layers
 from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import RopeOptions, Tensor
-from puna.model.decoder import MAX_LAYERS, Step, norm_eps
+from puna.model.decoder import Step, norm_eps
 from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights
 from puna.model.mamba import mamba_shape
 from puna.nn.declare import gguf
@@ -27,8 +28,8 @@ class Options(HybridOptions):
     @classmethod
     def read(cls, file: GGUFFile) -> Self:
         """Files state no heads of attention, or none of any meaning."""
-        n_layers, n_embd = file.metadata.integer("block_count"), file.metadata.integer("embedding_length")
-        if not (1 <= n_layers <= MAX_LAYERS and n_embd >= 1):
+        n_layers, n_embd = n_stored_layers(file.metadata), file.metadata.integer("embedding_length")
+        if n_embd < 1:
             raise FileFormatError(f"{file.path}: {n_layers} layers, {n_embd} wide is no model")
         return cls(
             n_layers=n_layers,
