@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ SURELY_LINEAR_S = 0.002  # what takes less with so long a text does not look at 
 OF_SHORT_TEXT = {r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)", r"\d+\.?\d*"}
 """The parts of a duration, of at most MAX_DURATION_CHARS."""
 
-HANDED_ON = {
+HANDED_ON: dict[str, tuple[str, ...]] = {
     "prompt/go_syntax.py:_TRIMMED_END": ("match",),
     "prompt/go_syntax.py:_END": ("match",),
     "prompt/tools/python_values.py:_NUMBER": ("match",),
@@ -49,24 +50,22 @@ def _uses() -> Iterator[Use]:
     for path in sorted(root.rglob("*.py")):
         source = path.read_text()
         tree = ast.parse(source)
-        names = {id(node.value): node.targets[0].id for node in tree.body if isinstance(node, ast.Assign) and _is_name(node)}
+        assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+        names = {id(node.value): node.targets[0].id for node in assigned if isinstance(node.targets[0], ast.Name)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "re":
                 yield from _uses_of(node, str(path.relative_to(root)), names.get(id(node), ""), source)
 
 
-def _is_name(node: ast.Assign) -> bool:
-    return isinstance(node.targets[0], ast.Name)
-
-
 def _uses_of(node: ast.Call, module: str, name: str, source: str) -> Iterator[Use]:
     assert isinstance(node.func, ast.Attribute)
     method, given = node.func.attr, node.args[:1]
-    if method not in (*METHODS, "compile") or not given or not isinstance(given[0], ast.Constant):
+    text = given[0].value if given and isinstance(given[0], ast.Constant) else None
+    if method not in (*METHODS, "compile") or not isinstance(text, str | bytes):
         return
     flags = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "flags"]
     flags += [ast.unparse(argument) for argument in node.args[1:2]] if method == "compile" else []
-    pattern = re.compile(given[0].value, eval(flags[0], {"re": re}) if flags else 0)  # type: ignore[call-overload]
+    pattern = re.compile(text, eval(flags[0], {"re": re}) if flags else 0)
     if pattern.pattern in OF_SHORT_TEXT:
         return
     where = f"{module}:{name or node.lineno}"
@@ -97,7 +96,7 @@ def test_they_are_found() -> None:
 def test_growth(use: Use) -> None:
     is_bytes = isinstance(use.pattern.pattern, bytes)
 
-    def make(unit: str, n: int) -> Any:
+    def make(n: int, unit: str) -> Any:
         text = unit * (n // len(unit)) + "\x00"
         return text.encode() if is_bytes else text
 
@@ -111,6 +110,6 @@ def test_growth(use: Use) -> None:
 
     for unit in dict.fromkeys(_units(use.pattern)):
         began = time.thread_time()
-        work(make(unit, 4 * N_CHARS))
+        work(make(4 * N_CHARS, unit))
         if time.thread_time() - began > SURELY_LINEAR_S:
-            assert growth(lambda n, unit=unit: make(unit, n), work, N_CHARS) < SLACK * LIMIT, unit
+            assert growth(partial(make, unit=unit), work, N_CHARS) < SLACK * LIMIT, unit
