@@ -187,7 +187,7 @@ class Settings:
     build_ahead: bool = _setting(
         "PUNA_BUILD_AHEAD", _boolean, False, "build the next step's graph while one is computed, for a GPU or a spare core"
     )
-    kernels: bool = _setting("PUNA_KERNELS", _boolean, False, "multiply quantised matrices on the CPU with Puna's own products")
+    kernels: bool = _setting("PUNA_KERNELS", _boolean, True, "multiply quantised matrices on the CPU with Puna's own products")
     flash_attention: bool = _setting("OLLAMA_FLASH_ATTENTION", _boolean, True, "compute attention in one fused operation")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     attic: int | None = _setting(

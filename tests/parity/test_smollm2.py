@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from puna.gguf.reader import GGUFFile
-from puna.gguf.types import ValueType
-from puna.gguf.writer import GGUFWriter
-from puna.native import products
 from puna.store.store import Store
 from puna.tokenizer.tokenizer import Tokenizer
+from tests.exact import exact_copy
 from tests.oracle import Oracle, side_by_side
 from tests.packed import error
 from tests.puna_engine import PunaEngine
@@ -98,25 +95,6 @@ def test_own_products_choose_libllama_s_tokens(with_own: PunaEngine, oracle: Ora
     assert same >= 0.9 * COUNT_OF_OWN
 
 
-def _exact_copy(path: Path, target: Path) -> None:
-    """The same weights in F32, which are multiplied with activations that nobody rounds."""
-    with GGUFFile.open(path) as file:
-        writer = GGUFWriter(file.architecture)
-        for key, value in file.metadata.items():
-            if key.startswith("general."):
-                continue
-            if key == "tokenizer.ggml.token_type":
-                writer.add(key, list(value), element=ValueType.INT32)
-            else:
-                writer.add(key, value)
-        data = np.memmap(path, np.uint8, "r")
-        for name, tensor in file.tensors.items():
-            raw = np.array(data[tensor.offset : tensor.offset + tensor.n_bytes])
-            values = products.decode(int(tensor.type), raw, int(np.prod(tensor.shape)))
-            writer.add_tensor(name, values.reshape(tuple(reversed(tensor.shape))))
-        writer.write(target)
-
-
 def test_own_products_are_as_close_to_exact_arithmetic(path: Path, tokenizer: Tokenizer, oracle: Oracle, tmp_path: Path) -> None:
     ids = tokenizer.encode("".join(QUESTIONS))[:96]
     step = (ids, range(len(ids)), [0] * len(ids), range(len(ids)))
@@ -128,7 +106,6 @@ def test_own_products_are_as_close_to_exact_arithmetic(path: Path, tokenizer: To
     oracle.forget()
     theirs = oracle.decode(*step).copy()
     ours = logits(path, own=True)
-    _exact_copy(path, tmp_path / "exact.gguf")
-    exact = logits(tmp_path / "exact.gguf", own=False)
+    exact = logits(exact_copy(path, tmp_path / "exact.gguf"), own=False)
     assert error(ours, exact) <= 1.2 * error(theirs, exact)
     assert error(ours, theirs) <= 1.5 * error(theirs, exact)

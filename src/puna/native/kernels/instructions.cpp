@@ -47,6 +47,6 @@ bool available() { return true; }
 }  // namespace
 
 extern const Instructions PUNA_JOINED(PUNA_INSTRUCTIONS, _instructions) = {
-    PUNA_TEXT(PUNA_INSTRUCTIONS), available, round_activations<Values>, multiply<Lanes>};
+    PUNA_TEXT(PUNA_INSTRUCTIONS), available, round_activations<Values>, multiply<Lanes>, exercise<Lanes>};
 
 }  // namespace puna

@@ -22,6 +22,8 @@ struct Instructions {
   // Token t's values [begin, end), multiples of 256 or 32, at x.
   void (*round)(Rounding, const float* x, const Activations&, int64_t t, int64_t begin, int64_t end);
   void (*multiply)(const Format&, const Activations&, const Work&);
+  // Multiply-adds of bytes from registers alone, so many times over; how many that were.
+  int64_t (*exercise)(int64_t times);
 };
 
 constexpr int tokens_at_once = 64;  // the most that multiply takes

@@ -49,6 +49,7 @@ struct Lanes {
   static PUNA_INLINE F times(F a, F b) { return _mm256_mul_ps(a, b); }
   static PUNA_INLINE F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static PUNA_INLINE F multiply_less(F a, F b, F c) { return _mm256_fmsub_ps(a, b, c); }
+  static PUNA_INLINE void keep(I& v) { __asm__ volatile("" : "+x"(v)); }
   static PUNA_INLINE void store(float* p, F v) { _mm256_storeu_ps(p, v); }
 };
 

@@ -50,6 +50,7 @@ struct Lanes {
   static PUNA_INLINE F times(F a, F b) { return _mm512_mul_ps(a, b); }
   static PUNA_INLINE F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static PUNA_INLINE F multiply_less(F a, F b, F c) { return _mm512_fmsub_ps(a, b, c); }
+  static PUNA_INLINE void keep(I& v) { __asm__ volatile("" : "+v"(v)); }
   static PUNA_INLINE void store(float* p, F v) { _mm512_storeu_ps(p, v); }
 };
 

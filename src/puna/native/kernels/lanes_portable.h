@@ -82,6 +82,7 @@ struct Lanes {
   static PUNA_INLINE F times(F a, F b) { return each<F>([&](int i) { return a.v[i] * b.v[i]; }); }
   static PUNA_INLINE F multiply_add(F a, F b, F c) { return each<F>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
   static PUNA_INLINE F multiply_less(F a, F b, F c) { return each<F>([&](int i) { return a.v[i] * b.v[i] - c.v[i]; }); }
+  static PUNA_INLINE void keep(I& v) { __asm__ volatile("" : "+m"(v)); }
   static PUNA_INLINE void store(float* p, F v) { __builtin_memcpy(p, v.v, sizeof(v.v)); }
 };
 

@@ -46,6 +46,8 @@ LONG = {
     "puna_unpack": "v ipllp",
     "puna_round": "v ipllp",
     "puna_multiply": "v ppplp",
+    "puna_exercise": "l l",
+    "puna_read": "L pl",
 }
 
 NODES = ("puna_round_node", "puna_product_node", "puna_rows_node")

@@ -203,3 +203,16 @@ PUNA_EXPORT void puna_multiply(void* matrix, const void* packed, const void* rou
 PUNA_EXPORT void puna_unpack(int type, const void* packed, int64_t n_in, int64_t row, float* values) {
   unpack_row(*format_of(type), static_cast<const uint8_t*>(packed), n_in, row, values);
 }
+
+// For measurements of the machine: multiply-adds without memory, and reading without arithmetic (the sum of all words).
+PUNA_EXPORT int64_t puna_exercise(int64_t times) { return chosen->exercise(times); }
+
+PUNA_EXPORT uint64_t puna_read(const void* bytes, int64_t n) {
+  const uint64_t* words = static_cast<const uint64_t*>(bytes);
+  uint64_t sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  for (int64_t i = 0; i + 8 <= n / 8; i += 8) {
+    __builtin_prefetch(words + i + 512);
+    for (int k = 0; k < 8; k++) sums[k] += words[i + k];
+  }
+  return sums[0] + sums[1] + sums[2] + sums[3] + sums[4] + sums[5] + sums[6] + sums[7];
+}

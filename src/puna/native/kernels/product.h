@@ -478,5 +478,23 @@ template <class L> void multiply(const Format& format, const Activations& a, con
   }
 }
 
+// The most that the products could reach: as many chains as hide the time one instruction takes.
+template <class L> int64_t exercise(int64_t times) {
+  constexpr int chains = 12;
+  typename L::I sums[chains];
+  PUNA_UNROLL for (int i = 0; i < chains; i++) sums[i] = L::zero();
+  auto v = L::bytes(1), w = L::bytes(3);
+  for (int64_t t = 0; t < times; t++) {
+    if constexpr (L::has_dot4) {
+      PUNA_UNROLL for (int i = 0; i < chains; i++) sums[i] = L::dot4(sums[i], v, w);
+    } else {
+      PUNA_UNROLL for (int i = 0; i < chains; i++) sums[i] = L::add_pairs(sums[i], w);
+    }
+    // Whoever compiles this must believe that the sums are wanted.
+    PUNA_UNROLL for (int i = 0; i < chains; i++) L::keep(sums[i]);
+  }
+  return times * chains * L::width * 4;
+}
+
 }  // namespace
 }  // namespace puna

@@ -25,10 +25,11 @@ template <class Values> void round_activations(Rounding rounding, const float* x
     float largest = 0;
     for (int j = 0; j < 8; j++) {
       const float of_32 = Values::largest(from + 32 * j);
-      if (of_32 > largest) largest = of_32;
+      if (!(of_32 <= largest)) largest = of_32;
+      if (largest != largest) break;
     }
     const float factor = largest > 0 ? 127.0f / largest : 0.0f;
-    a.scale[b * a.n + t] = largest > 0 ? 1.0f / factor : 0.0f;
+    a.scale[b * a.n + t] = factor > 0 ? 1.0f / factor : largest;  // 0, or what is no finite number
     int16_t* all = a.sums + (b * a.n + t) * Activations::sums_of_block;
     for (int j = 0; j < 8; j++) {
       int sums[2];

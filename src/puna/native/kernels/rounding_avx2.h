@@ -7,13 +7,15 @@ namespace puna {
 namespace {
 
 struct Values {
+  // As whole numbers, in the order of which what is no number comes last: it must not be lost.
   static inline float largest(const float* x) {
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    __m256 m = _mm256_and_ps(_mm256_loadu_ps(x), magnitude);
-    for (int i = 8; i < 32; i += 8) m = _mm256_max_ps(m, _mm256_and_ps(_mm256_loadu_ps(x + i), magnitude));
-    __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
-    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
-    return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), *from = reinterpret_cast<const __m256i*>(x);
+    __m256i m = _mm256_and_si256(_mm256_loadu_si256(from), magnitude);
+    for (int i = 1; i < 4; i++) m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_loadu_si256(from + i), magnitude));
+    __m128i h = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(h));
   }
   // sums: of the first 16 and of the last 16.
   static inline void round(const float* x, float factor, int8_t* q, int* sums) {

@@ -163,6 +163,25 @@ def test_activations_that_are_zero_or_vast(kernels: Kernels) -> None:
                 assert error(weights.times(vast), vast.astype(np.float64) @ values.reshape(16, 512).T) < WITH_EXACT
 
 
+@pytest.mark.parametrize("instructions", AVAILABLE)
+@pytest.mark.parametrize("name", sorted(ALL_TYPES))
+def test_what_is_no_number_stays_none(kernels: Kernels, name: str, instructions: str) -> None:
+    """Wherever it is; the tokens beside it are as they were."""
+    tensor_type = ALL_TYPES[name]
+    kernels.use(instructions)
+    data, _ = products.random_weights(tensor_type, 512 * 16)
+    x = activations(6, 512)
+    with matrix(kernels, tensor_type, data, 512, 16) as weights:
+        expected = weights.times(x)
+        for value in (np.nan, np.inf, -np.nan):
+            for place in (0, 17, 263, 511):
+                spoilt = x.copy()
+                spoilt[2, place] = value
+                found = weights.times(spoilt)
+                assert not np.isfinite(found[2]).any(), (value, place)
+                assert np.array_equal(np.delete(found, 2, 0), np.delete(expected, 2, 0))
+
+
 def test_what_is_packed_is_little_larger_than_the_file() -> None:
     for name, tensor_type in (TYPES | TYPES_OF_256).items():
         block, n_bytes = _block(tensor_type)
