@@ -19,6 +19,9 @@ from puna.kvcache.rows import Bytes, Indices
 
 log = logging.getLogger(__name__)
 
+# How much the machine has to spare is asked anew when so much was added, since asking takes longer than keeping a few rows.
+GRANTED_BYTES = 16 << 20
+
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
@@ -64,13 +67,14 @@ class Forgotten:
     def __init__(self, max_sequences: int) -> None:
         self.n_bytes = 0
         self.max_bytes = 0
+        self._granted_bytes = 0
         self._spare: Callable[[], int] = lambda: 0
         self._of: list[list[Stretch]] = [[] for _ in range(max_sequences)]  # in the order of positions, which do not overlap
         self._users: dict[Stretch, set[int]] = {}  # those used last stand last
 
     def allow(self, max_bytes: int, spare: Callable[[], int]) -> None:
         """Keep so many bytes, as long as the machine has more to spare than it says."""
-        self.max_bytes, self._spare = max_bytes, spare
+        self.max_bytes, self._spare, self._granted_bytes = max_bytes, spare, 0
 
     def of(self, sequence: int) -> Sequence[Stretch]:
         return self._of[sequence]
@@ -95,8 +99,9 @@ class Forgotten:
                 self.n_bytes += stretch.n_bytes
             self._users.setdefault(stretch, set()).add(sequence)
         self.use(sequence)
-        bound = min(self.max_bytes, self.n_bytes + self._spare())
-        while self._users and self.n_bytes > bound:
+        if self.n_bytes > self._granted_bytes:
+            self._granted_bytes = min(self.max_bytes, self.n_bytes + min(self._spare(), GRANTED_BYTES))
+        while self._users and self.n_bytes > self._granted_bytes:
             self._drop(next(iter(self._users)))
 
     def use(self, sequence: int) -> None:

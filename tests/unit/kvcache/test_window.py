@@ -305,6 +305,15 @@ def test_nothing_is_kept_that_the_machine_has_no_memory_for() -> None:
     assert 0 < cache.remembered_bytes <= spare
 
 
+def test_the_machine_is_not_asked_for_every_row() -> None:
+    cache = make(Reach(window=20))
+    asked = []
+    cache.remember(1 << 30, lambda: asked.append(1) or 1 << 30)  # type: ignore[func-returns-value]
+    fill(cache, 0, 0, 4000)
+    assert len(asked) == 1
+    assert cache.remembered_bytes > 3000 * ROW_BYTES
+
+
 def test_a_saved_sequence_brings_back_what_it_had_forgotten() -> None:
     cache = remembering(20)
     fill(cache, 0, 0, 600)
