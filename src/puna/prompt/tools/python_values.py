@@ -39,7 +39,7 @@ def read_value(text: str) -> Any:
 
 
 def read_calls(text: str) -> list[PythonCall]:
-    """``f(a=1)``, several of such one after the other, or a list of them.
+    """``f(a=1)``, several of such on lines of their own, or a list of them.
 
     Errors: ValueError for anything else.
     """
@@ -49,8 +49,9 @@ def read_calls(text: str) -> list[PythonCall]:
         reader.end()
         return calls
     calls = [reader.call(0)]
-    while not reader.is_at_end():
+    while reader.begins_line():
         calls.append(reader.call(0))
+    reader.end()
     return calls
 
 
@@ -67,12 +68,15 @@ class _Reader:
         self._at += len(mark)
         return True
 
-    def is_at_end(self) -> bool:
+    def begins_line(self) -> bool:
+        """Whether there is more, on another line than what was read."""
+        before = self._at
         self._skip_space()
-        return self._at == len(self._text)
+        return self._at < len(self._text) and "\n" in self._text[before : self._at]
 
     def end(self) -> None:
-        if not self.is_at_end():
+        self._skip_space()
+        if self._at < len(self._text):
             raise self._error()
 
     def items(self, closing: str, read: Any) -> list[Any]:
