@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from puna.errors import BadRequest, FileFormatError, UnsupportedModel
-from puna.runner import engines
+from puna.model import registry
 from puna.runner.engine import Engine, RequestHandle
 from puna.runner.service import NotLoaded
 from puna.wire import CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
@@ -155,7 +155,7 @@ def test_measuring_takes_no_memory_and_says_what_loading_takes(model: Path) -> N
 def test_an_architecture_that_knows_no_pooling_is_refused_instead_of_pooling_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "can_pool", lambda *_: False)
+    monkeypatch.setattr(registry, "can_pool", lambda *_: False)
     path = write_llama(tmp_path / "embedder.gguf", n_layers=1, metadata={"llama.pooling_type": 1})
     engine = Engine(path, new_engine=True)
     with pytest.raises(UnsupportedModel, match="embeddings of a llama model are not supported yet"):
