@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from puna.prompt.harmony import HarmonyParser, is_harmony
+from puna.prompt.harmony import HarmonyParser, is_harmony, is_within_message
 from puna.prompt.output import Call, Part, Thought, joined
 from puna.prompt.tools.calls import Tools
 
@@ -77,3 +77,18 @@ def test_no_output_is_an_error(text: str, cuts: list[int]) -> None:
 def test_templates_that_speak_harmony() -> None:
     assert is_harmony("<|start|>{{ role }}<|channel|>final<|message|>")
     assert not is_harmony("<|start|>{{ role }}<|message|>")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_within"),
+    [
+        ("<|start|>user<|message|>Hi<|end|><|start|>assistant", False),
+        ("<|start|>assistant<|channel|>final", False),
+        ("<|start|>assistant<|channel|>final<|message|>", True),
+        ("<|start|>assistant<|channel|>final<|message|>The sky is", True),
+        ("", False),
+    ],
+)
+def test_whether_a_prompt_has_begun_a_message(prompt: str, is_within: bool) -> None:
+    """A grammar is about the message: its header must not be written twice."""
+    assert is_within_message(prompt) is is_within
