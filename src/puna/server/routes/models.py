@@ -29,7 +29,6 @@ from puna.api.models import (
 )
 from puna.engines import Choice, EngineName
 from puna.errors import BadRequest, InvalidName, NotFound, TemplateError
-from puna.model.look import engine_at
 from puna.prompt.gotemplate import GoTemplate
 from puna.server.bodies import NDJSON, Stream, json_response, read_json
 from puna.server.errors import describe, native_body
@@ -102,6 +101,8 @@ def _engine(state: Any, model: StoredModel) -> Choice | None:
     reply: LoadReply | None = state.scheduler.reply_of(model.weights_path)
     if reply is not None and reply.engine:
         return Choice(cast(EngineName, reply.engine), reply.engine_reason)
+    from puna.model.look import engine_at  # with all architectures: a server nobody asks for that starts without them
+
     return engine_at(model.weights_path, state.settings.new_engine)
 
 
