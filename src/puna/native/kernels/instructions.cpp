@@ -24,7 +24,7 @@ bool available() {
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) return false;
   const bool avx2 = (b & bit_AVX2) && (low & 6) == 6;
-  const bool avx512 = avx2 && (low & 0xe6) == 0xe6 && (b & bit_AVX512F) && (b & bit_AVX512BW) && (b & bit_AVX512DQ) && (b & bit_AVX512VL);
+  [[maybe_unused]] const bool avx512 = avx2 && (low & 0xe6) == 0xe6 && (b & bit_AVX512F) && (b & bit_AVX512BW) && (b & bit_AVX512DQ) && (b & bit_AVX512VL);
 #if defined(__AVX512VNNI__)
   return avx512 && (c & bit_AVX512VNNI);
 #elif defined(__AVX512F__)

@@ -11,13 +11,15 @@ struct Lanes {
   using I = __m256i;
   using F = __m256;
   static constexpr int width = 8;
-  static constexpr bool two_stripes = false;  // there are 16 registers
-  static constexpr int most_tokens_in_registers = 31;
+  static constexpr bool two_stripes = false;
+  // There are 16 registers, and weights take 8: with sums of several tokens they would move in and out.
 #ifdef __AVXVNNI__
   static constexpr bool has_dot4 = true;
+  static constexpr int most_tokens_in_registers = 2;
   static PUNA_INLINE I dot4(I sum, I weights, I x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
 #else
   static constexpr bool has_dot4 = false;
+  static constexpr int most_tokens_in_registers = 1;
 #endif
   static PUNA_INLINE I add_pairs(I weights, I x) { return _mm256_maddubs_epi16(weights, x); }
   static PUNA_INLINE I load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }

@@ -11,14 +11,15 @@ struct Lanes {
   using I = __m512i;
   using F = __m512;
   static constexpr int width = 16;
-  static constexpr bool two_stripes = true;
-  static constexpr int most_tokens_in_registers = 31;
 #ifdef __AVX512VNNI__
   static constexpr bool has_dot4 = true;
+  static constexpr bool two_stripes = false;
+  static constexpr int most_tokens_in_registers = tokens_at_once;
   static PUNA_INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
-  static PUNA_INLINE I add_pairs(I weights, I x) { return _mm512_maddubs_epi16(weights, x); }
 #else
   static constexpr bool has_dot4 = false;
+  static constexpr bool two_stripes = true;
+  static constexpr int most_tokens_in_registers = 31;
   static PUNA_INLINE I add_pairs(I weights, I x) { return _mm512_maddubs_epi16(weights, x); }
 #endif
   static PUNA_INLINE I load(const void* p) { return _mm512_load_si512(p); }

@@ -414,6 +414,10 @@ template <class L, class W, int T, int S> PUNA_INLINE void tile_of(const Activat
   else tiles_of_32<L, W, T, S>(a, tile);
 }
 
+template <class L, class W, int T> PUNA_INLINE void tile_in_registers(const Activations& a, const Tile& tile) {
+  if constexpr (T <= L::most_tokens_in_registers) tile_of<L, W, T, 1>(a, tile);
+}
+
 // One stripe with a few tokens, in equal parts of at most eight: nothing is left over for a slower way.
 template <class L, class W> void tiles_in_registers(const Activations& a, Tile tile) {
   const int n_parts = (tile.n + most_in_registers - 1) / most_in_registers, n = tile.n;
@@ -424,41 +428,39 @@ template <class L, class W> void tiles_in_registers(const Activations& a, Tile t
     tile.first = first + begin;
     tile.y = y + begin * tile.y_stride;
     switch (end - begin) {
-      case 1: tile_of<L, W, 1, 1>(a, tile); break;
-      case 2: tile_of<L, W, 2, 1>(a, tile); break;
-      case 3: tile_of<L, W, 3, 1>(a, tile); break;
-      case 4: tile_of<L, W, 4, 1>(a, tile); break;
-      case 5: tile_of<L, W, 5, 1>(a, tile); break;
-      case 6: tile_of<L, W, 6, 1>(a, tile); break;
-      case 7: tile_of<L, W, 7, 1>(a, tile); break;
-      default: tile_of<L, W, 8, 1>(a, tile);
+      case 1: tile_in_registers<L, W, 1>(a, tile); break;
+      case 2: tile_in_registers<L, W, 2>(a, tile); break;
+      case 3: tile_in_registers<L, W, 3>(a, tile); break;
+      case 4: tile_in_registers<L, W, 4>(a, tile); break;
+      case 5: tile_in_registers<L, W, 5>(a, tile); break;
+      case 6: tile_in_registers<L, W, 6>(a, tile); break;
+      case 7: tile_in_registers<L, W, 7>(a, tile); break;
+      default: tile_in_registers<L, W, 8>(a, tile);
     }
   }
 }
 
 template <class L, class W> void multiply_as(const Activations& a, const Work& work, int64_t bytes) {
+  // Of two stripes, weights in halves would take all registers.
+  constexpr bool two_stripes = L::two_stripes && (L::has_dot4 || W::bits <= 6);
   for (int64_t s = work.begin; s < work.end;) {
     const int64_t row = s * rows_of_stripe, left = work.n_rows - row;
-    Tile tile{work.weights + s * bytes, bytes, work.first, static_cast<int>(work.n), work.y + row + work.first * work.y_stride,
-              work.y_stride, static_cast<int>(left < rows_of_stripe ? left : rows_of_stripe)};
-    if constexpr (L::most_tokens_in_registers > 0) {
-      if (work.n <= L::most_tokens_in_registers) {
-        tiles_in_registers<L, W>(a, tile);
-        s++;
-        continue;
-      }
-    }
-    if constexpr (L::two_stripes) {
-      if (s + 1 < work.end) {
-        const int64_t of_second = left - rows_of_stripe;
-        tile.n_rows = static_cast<int>(of_second < rows_of_stripe ? of_second : rows_of_stripe);
-        tile_of<L, W, 0, 2>(a, tile);
+    const auto rows = [](int64_t n) { return static_cast<int>(n < rows_of_stripe ? n : rows_of_stripe); };
+    Tile tile{work.weights + s * bytes, bytes, work.first, static_cast<int>(work.n),
+              work.y + row + work.first * work.y_stride, work.y_stride, rows(left)};
+    if (work.n <= L::most_tokens_in_registers) {
+      if constexpr (L::most_tokens_in_registers > 0) tiles_in_registers<L, W>(a, tile);
+      s++;
+    } else if constexpr (L::most_tokens_in_registers < tokens_at_once) {
+      if (two_stripes && s + 1 < work.end) {
+        tile.n_rows = rows(left - rows_of_stripe);
+        tile_of<L, W, 0, two_stripes ? 2 : 1>(a, tile);
         s += 2;
-        continue;
+      } else {
+        tile_of<L, W, 0, 1>(a, tile);
+        s++;
       }
     }
-    tile_of<L, W, 0, 1>(a, tile);
-    s++;
   }
 }
 
