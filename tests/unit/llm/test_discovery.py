@@ -180,6 +180,7 @@ def test_what_was_found_is_searched_for_anew_when_it_is_doubted(tmp_path: Path) 
 def test_a_failed_search_is_repeated_but_not_for_every_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         machine = Machine(counting(tmp_path, "import os; os.abort()"))
+        monkeypatch.setattr(discovery, "RETRY_S", 3600.0)
         for _ in range(3):
             await machine.look()
         assert runs(tmp_path) == 2  # the second without drivers

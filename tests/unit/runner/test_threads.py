@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 
 from puna.host import usable_cores
@@ -230,10 +230,9 @@ def test_a_busy_process_shows_in_the_accounts(busy: Callable[[], psutil.Process]
     child = busy()
     time.sleep(0.3)
     before, child_before = usage(), sum(child.cpu_times()[:2])
-    time.sleep(0.6)
+    wait_until(lambda: sum(child.cpu_times()[:2]) - child_before > 0.3)
     taken = sum(child.cpu_times()[:2]) - child_before
     used = usage().since(before)
-    assert taken > 0.02, "it hardly ran"
     assert used.busy - used.own > taken - 0.05
 
 
@@ -257,13 +256,13 @@ def test_threads_that_wait_for_a_core_are_seen(busy: Callable[[], psutil.Process
 
 def test_own_work_is_nobody_elses() -> None:
     before = usage()
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
         pass
     used = usage().since(before)
-    assert used.own > 0.1
-    assert used.own <= used.wall + 0.05
-    assert used.busy >= used.own - 0.05
+    assert used.own > 0.4
+    assert used.own <= usable_cores() * used.wall + 0.1
+    assert used.busy > used.own / 2  # the two are read one after the other, and much may happen between
 
 
 @pytest.mark.parametrize("asked", [0, 2])
