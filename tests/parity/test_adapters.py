@@ -216,10 +216,11 @@ def test_an_adapter_of_a_larger_model_is_refused_with_the_tensor(tmp_path: Path)
 def test_a_change_that_nothing_applies_is_refused(tmp_path: Path) -> None:
     """Of a matrix that is in the file but takes no part in the model's arithmetic."""
     model = write_llama(tmp_path / "m.gguf", n_layers=3)
-    adapter = write_lora(tmp_path / "a.gguf", model, ["blk.2.attn_q.weight"])
     key = b"llama.block_count" + struct.pack("<I", ValueType.UINT32)
-    model.write_bytes(model.read_bytes().replace(key + struct.pack("<I", 3), key + struct.pack("<I", 2)))
-    with pytest.raises(UnsupportedModel, match=r"a\.gguf: it changes 'blk\.2\.attn_q\.weight', which no adapter can change"):
+    of_two = model.read_bytes().replace(key + struct.pack("<I", 3), key + struct.pack("<I", 2))
+    model.write_bytes(of_two.replace(b"blk.2.", b"mtp.2."))  # the layer that guesses further tokens
+    adapter = write_lora(tmp_path / "a.gguf", model, ["mtp.2.attn_q.weight"])
+    with pytest.raises(UnsupportedModel, match=r"a\.gguf: it changes 'mtp\.2\.attn_q\.weight', which no adapter can change"):
         PunaEngine(model, adapters=[adapter])
 
 
