@@ -133,6 +133,13 @@ def test_activations_are_rounded_once_for_all_that_multiply_them(tmp_path: Path)
             context.output(weight.mul_mat(x))
         assert context.n_nodes == len(weights) + 1
         context.close()
+        # One column is rounded by every thread for itself: no node more, and nothing to wait for.
+        context = backend.context(64)
+        x = context.input(DType.F32, 256, 1)
+        for weight in weights:
+            context.output(weight.mul_mat(x))
+        assert context.n_nodes == len(weights)
+        context.close()
         # Another graph at the same place: its input may lie where that of the first did.
         alone = computed(backend, lambda _c, x: weights[1].mul_mat(x), values)
         again = computed(backend, lambda _c, x: weights[1].mul_mat(x), 2 * values)

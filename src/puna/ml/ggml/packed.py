@@ -111,6 +111,8 @@ class PackedMatrix(GGMLTensor):
             x = x.cast(DType.F32)
         if x.strides[0] != 4:
             x = x.contiguous()
+        if x.shape[1:] == (1, 1, 1):
+            return self._node("puna_column_product_node", x.graph, x.address, (self._shape[1], 1, 1, 1))
         rounded = self._roundings.node(x, self._rounding)
         return self._node("puna_product_node", x.graph, rounded, (self._shape[1], *x.shape[1:]))
 

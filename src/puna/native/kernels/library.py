@@ -21,7 +21,7 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 
 PLACE = "PUNA"  # beside the names of ggml's kinds of memory, that of matrices packed for these products
 
@@ -50,7 +50,7 @@ LONG = {
     "puna_read": "L pl",
 }
 
-NODES = ("puna_round_node", "puna_product_node", "puna_rows_node")
+NODES = ("puna_round_node", "puna_product_node", "puna_column_product_node", "puna_rows_node")
 
 
 class Kernels(Functions):

@@ -71,6 +71,23 @@ const float* column(const Tensor* tensor, int64_t i) {
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// Memory of a thread's own, as large as it ever asked for.
+struct Scratch {
+  void* memory = nullptr;
+  int64_t size = 0;
+
+  void* of(int64_t bytes) {
+    if (bytes > size) {
+      free(memory);
+      if (posix_memalign(&memory, line, static_cast<size_t>(bytes))) abort();
+      size = bytes;
+    }
+    return memory;
+  }
+  ~Scratch() { free(memory); }
+};
+thread_local Scratch scratch;
+
 constexpr int pieces_of_thread = 8;
 // Activations that all stripes of a thread pass over before the next come: they stay in its second cache.
 constexpr int64_t activation_bytes = 512 << 10;
@@ -98,7 +115,7 @@ void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, floa
 
 using namespace puna;
 
-PUNA_EXPORT int puna_kernels_version() { return 1; }
+PUNA_EXPORT int puna_kernels_version() { return 2; }
 
 // Offsets of type, ne, nb, src and data, and the size.
 PUNA_EXPORT void puna_tensor_layout(int64_t* offsets) {
@@ -173,6 +190,17 @@ PUNA_EXPORT void puna_product_node(void* node, int, int n_threads, void* matrix)
   const Tensor* to = static_cast<Tensor*>(node);
   Matrix& m = *static_cast<Matrix*>(matrix);
   const Activations a(m.format->rounding, m.n_in, n_columns(to), to->src[0]->data);
+  multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), n_threads);
+}
+
+// Node: the same from one column x F32 [n_in] that every thread rounds for itself: sooner done than waiting for each other
+// between two nodes.
+PUNA_EXPORT void puna_column_product_node(void* node, int, int n_threads, void* matrix) {
+  const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0];
+  Matrix& m = *static_cast<Matrix*>(matrix);
+  const Rounding how = m.format->rounding;
+  const Activations a(how, m.n_in, 1, scratch.of(Activations::bytes(how, m.n_in, 1)));
+  chosen->round(how, static_cast<const float*>(x->data), a, 0, 0, m.n_in);
   multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), n_threads);
 }
 

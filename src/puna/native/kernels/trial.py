@@ -46,7 +46,10 @@ class OwnProducts:
                 )
 
             rounded = node("puna_round_node", TYPE_I8, (k.puna_rounded_bytes(kind, n_in, n), 1), [inputs], kind)
-            product = node("puna_product_node", TYPE_F32, (n_out, n), [rounded, weights], matrix)
+            if n > 1:
+                product = node("puna_product_node", TYPE_F32, (n_out, n), [rounded, weights], matrix)
+            else:
+                product = node("puna_column_product_node", TYPE_F32, (n_out, n), [inputs, weights], matrix)
             rows = node("puna_rows_node", TYPE_F32, (n_in, n), [indices, weights], matrix)
             buffer = stack.enter_context(products.allocated(stored, self._cpu.plain))
             stack.enter_context(products.allocated(computed, self._cpu.plain))
