@@ -8,6 +8,7 @@ ggml of the file's. A ratio above 1 says that Puna's is faster.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -37,6 +38,7 @@ SHAPES = {"q4_1": (576, 1536)}  # of a small model; of the others:
 SHAPE = (2048, 8192)
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 64, 128, 512)
 WEIGHT_BYTES = 200 << 20
+READ_BYTES = 8 << 20
 MOST_PER_STEP = 4e9  # multiply-adds of one sample
 
 
@@ -69,12 +71,13 @@ def peak(own: Kernels, n_threads: int) -> float:
 
 
 def reading(own: Kernels, n_threads: int) -> float:
+    """In samples as short as a product, each of memory that was not read for long."""
     memory = np.ones(WEIGHT_BYTES, np.uint8)
-    part = WEIGHT_BYTES // n_threads // 4096 * 4096
+    samples = itertools.cycle(range(WEIGHT_BYTES // READ_BYTES))
 
-    def read(thread: int) -> int:
-        own.puna_read(memory.ctypes.data + thread * part, part)
-        return part
+    def read(_thread: int) -> int:
+        own.puna_read(memory.ctypes.data + next(samples) * READ_BYTES, READ_BYTES)
+        return READ_BYTES
 
     return best_of(n_threads, 2.0, read) / 1e9
 
