@@ -15,10 +15,12 @@ struct Lanes {
   // There are 16 registers, and weights take 8: with sums of several tokens they would move in and out.
 #ifdef __AVXVNNI__
   static constexpr bool has_dot4 = true;
+  static constexpr int most_tokens_of_tile = 2;
   static constexpr int most_tokens_in_registers = 2;
   static PUNA_INLINE I dot4(I sum, I weights, I x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
 #else
   static constexpr bool has_dot4 = false;
+  static constexpr int most_tokens_of_tile = 1;
   static constexpr int most_tokens_in_registers = 1;
 #endif
   static PUNA_INLINE I add_pairs(I weights, I x) { return _mm256_maddubs_epi16(weights, x); }

@@ -13,11 +13,13 @@ struct Lanes {
   static constexpr int width = 16;
 #ifdef __AVX512VNNI__
   static constexpr bool has_dot4 = true;
+  static constexpr int most_tokens_of_tile = 16;
   static constexpr bool two_stripes = false;
   static constexpr int most_tokens_in_registers = tokens_at_once;
   static PUNA_INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 #else
   static constexpr bool has_dot4 = false;
+  static constexpr int most_tokens_of_tile = 8;
   static constexpr bool two_stripes = true;
   static constexpr int most_tokens_in_registers = 31;
   static PUNA_INLINE I add_pairs(I weights, I x) { return _mm512_maddubs_epi16(weights, x); }

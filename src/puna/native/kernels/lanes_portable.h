@@ -10,7 +10,7 @@ namespace {
 struct Lanes {
   static constexpr int width = 16;
   static constexpr bool two_stripes = false;
-  static constexpr int most_tokens_in_registers = 0;
+  static constexpr int most_tokens_in_registers = 0, most_tokens_of_tile = 1;
   static constexpr bool has_dot4 = true;
   struct I { int32_t v[width]; };
   struct F { float v[width]; };

@@ -1,8 +1,8 @@
 // The products: one algorithm for every format, number of tokens and instruction set.
 //
-// Of one or two stripes, 32 weights of each row are unpacked into registers and stay there while the tokens pass. With up
-// to eight tokens the sums are in registers too (T tokens, known when compiled); with more they are in the first cache
-// (T = 0), so that the number of tokens is free and weights are unpacked once for all of them.
+// Of one or two stripes, 32 weights of each row are unpacked into registers and stay there while the tokens pass. With few
+// tokens the sums are in registers too (T tokens, known when compiled), more are taken in equal parts; where registers are few,
+// the sums of many tokens are in the first cache (T = 0), and weights are unpacked once for all of them.
 //
 // Lanes is the instruction set: registers I of four bytes, or one whole number, of L::width rows, and F of floats. Those that
 // multiply bytes and add up four products in one instruction have dot4. The others have add_pairs, which adds two products
@@ -274,7 +274,6 @@ template <class L, int bits> struct Products<L, bits, false> {
 
 // ---- tiles
 
-constexpr int most_in_registers = 8;  // tokens of one tile
 
 constexpr int ahead = 5120;  // bytes; weights come from memory, and this far ahead it keeps up
 
@@ -415,12 +414,12 @@ template <class L, class W, int T, int S> PUNA_INLINE void tile_of(const Activat
 }
 
 template <class L, class W, int T> PUNA_INLINE void tile_in_registers(const Activations& a, const Tile& tile) {
-  if constexpr (T <= L::most_tokens_in_registers) tile_of<L, W, T, 1>(a, tile);
+  if constexpr (T <= L::most_tokens_of_tile && T <= L::most_tokens_in_registers) tile_of<L, W, T, 1>(a, tile);
 }
 
-// One stripe with a few tokens, in equal parts of at most eight: nothing is left over for a slower way.
+// One stripe with a few tokens, in equal parts: nothing is left over for a slower way.
 template <class L, class W> void tiles_in_registers(const Activations& a, Tile tile) {
-  const int n_parts = (tile.n + most_in_registers - 1) / most_in_registers, n = tile.n;
+  const int n_parts = (tile.n + L::most_tokens_of_tile - 1) / L::most_tokens_of_tile, n = tile.n;
   float* y = tile.y;
   const int64_t first = tile.first;
   for (int part = 0; part < n_parts; part++) {
@@ -435,7 +434,15 @@ template <class L, class W> void tiles_in_registers(const Activations& a, Tile t
       case 5: tile_in_registers<L, W, 5>(a, tile); break;
       case 6: tile_in_registers<L, W, 6>(a, tile); break;
       case 7: tile_in_registers<L, W, 7>(a, tile); break;
-      default: tile_in_registers<L, W, 8>(a, tile);
+      case 8: tile_in_registers<L, W, 8>(a, tile); break;
+      case 9: tile_in_registers<L, W, 9>(a, tile); break;
+      case 10: tile_in_registers<L, W, 10>(a, tile); break;
+      case 11: tile_in_registers<L, W, 11>(a, tile); break;
+      case 12: tile_in_registers<L, W, 12>(a, tile); break;
+      case 13: tile_in_registers<L, W, 13>(a, tile); break;
+      case 14: tile_in_registers<L, W, 14>(a, tile); break;
+      case 15: tile_in_registers<L, W, 15>(a, tile); break;
+      default: tile_in_registers<L, W, 16>(a, tile);
     }
   }
 }
