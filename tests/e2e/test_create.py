@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -181,8 +182,12 @@ def test_a_checkpoint_that_lies_is_an_error_with_names(server: Server, tmp_path:
 
 
 def quantisers(server: Server) -> list[psutil.Process]:
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "puna.runner.quantise" in child.cmdline()]
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if "puna.runner.quantise" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_a_client_that_goes_away_ends_the_quantiser(server: Server, tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def check(server: Server, path: Path, model: str, n_ctx: int, use_mmap: bool | N
     taken = private_bytes(runner.pid) - asyncio.run(_baseline(path)) + mapped_bytes(runner.pid, path)
     [shown] = server.client.get("/api/ps").json()["models"]
     assert shown["size_vram"] == 0
-    assert 0.95 < shown["size"] / taken < 1.05, (shown["size"] / 1e6, taken / 1e6)
+    # Within 5 %; of a small model within what the heap keeps or gives back from one run to the next.
+    assert abs(shown["size"] - taken) < max(0.05 * taken, 2e6), (shown["size"] / 1e6, taken / 1e6)
 
 
 def _resident(process: psutil.Process) -> int:

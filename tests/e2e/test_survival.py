@@ -163,6 +163,12 @@ class Deadly:
         answer: dict[str, Any] = httpx.post(f"{self.server.url}/api/generate", json={**body, "stream": False}, timeout=60).json()
         return answer
 
+    def crashes_in_a_row(self) -> list[int]:
+        """At each load that had to wait for that; how long it waits is in tests/unit/llm/test_launch.py."""
+        return [
+            int(n) for n in re.findall(r"has crashed (\d+) times in a row.* it is started again in", self.server.log.read_text())
+        ]
+
     def unload_all(self) -> None:
         for model in httpx.get(f"{self.server.url}/api/ps").json()["models"]:
             httpx.post(f"{self.server.url}/api/generate", json={"model": model["name"], "keep_alive": 0}, timeout=60)
@@ -208,16 +214,14 @@ def test_a_model_that_crashes_whenever_it_is_loaded_is_loaded_ever_more_rarely(d
     """A client that asks again at once would else keep the machine busy with loading."""
     model = models[1]
     deadly.unload_all()
-    seconds = []
+    before = len(deadly.crashes_in_a_row())
     for _ in range(4):
         deadly.plan.write_text("load kill")
-        begin = time.monotonic()
         assert "signal SIGKILL" in deadly.ask(model)["error"]
-        seconds.append(time.monotonic() - begin)
-    assert seconds[3] > max(seconds[:2]) + 0.5, seconds
+    assert deadly.crashes_in_a_row()[before:] == [2, 3]
     assert deadly.ask(model)["done"] is True
+    assert deadly.crashes_in_a_row()[before:] == [2, 3, 4]
     deadly.plan.write_text("load kill")
     deadly.unload_all()
-    begin = time.monotonic()
     assert "signal SIGKILL" in deadly.ask(model)["error"]
-    assert time.monotonic() - begin < seconds[3], "an answer in between ends the row"
+    assert len(deadly.crashes_in_a_row()) == before + 3, "an answer in between ends the row"
