@@ -1,8 +1,8 @@
 """The renderers that a Modelfile may name: golden prompts, and what all of them promise.
 
-The goldens are what the families' published chat templates make of these conversations. Those of Cogito, DeepSeek V3.1,
-Nemotron 3 Nano and Gemma 4 were compared with the templates themselves, through Jinja, over 800 random conversations; those of
-the others with the examples of their model cards.
+The renderers of Cogito, DeepSeek V3.1 (without tools), Nemotron 3 Nano and Gemma 4 (text alone) were compared with the published
+templates, through Jinja, over 800 random conversations. The goldens of the others, and of DeepSeek's tools, are written from what
+is known of these templates and of Ollama's renderers; no template was rendered for them.
 """
 
 from __future__ import annotations
