@@ -42,7 +42,7 @@ test: .venv/.ready
 explore: .venv/.ready
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "The same examples once more: make explore SEED=$$seed"; \
-	$(BIN)/pytest -m hypothesis --hypothesis-profile=explore --hypothesis-seed=$$seed $(ARGS)
+	$(BIN)/pytest -n $(JOBS) -m hypothesis --hypothesis-profile=explore --hypothesis-seed=$$seed $(ARGS)
 
 check: .venv/.ready
 	$(BIN)/ruff format --check .
