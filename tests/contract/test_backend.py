@@ -371,3 +371,21 @@ def test_inputs_are_set_again_for_every_compute(is_on_host: bool, tmp_path: Path
             context.set(a, wrong)
     context.close()
     backend.close()
+
+
+@pytest.mark.parametrize("n_cells", [256, 1 << 18])
+def test_storage_is_zero_wherever_it_lies(n_cells: int, tmp_path: Path) -> None:
+    """Attention multiplies what is hidden by zero, and zero times NaN is NaN."""
+    backend = GGMLBackend(write_llama(tmp_path / "m.gguf"), n_threads=1)
+    storage = [backend.storage(layer, DType.F16, 128, n_cells) for layer in (0, 1)]
+    used = [np.full(100 << 10, 0xFF, np.uint8) for _ in range(2000)]  # each too small for pages of its own
+    last = used.pop()  # the heap's end stays where it is
+    used.clear()
+    backend.allocate()
+    values = np.empty(1 << 16, np.uint8)
+    for tensor in storage:
+        for begin in range(0, 128 * 2 * n_cells, values.size):
+            backend.read(tensor, begin, values)
+            assert not values.any(), begin
+    assert last.all()
+    backend.close()

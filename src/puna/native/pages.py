@@ -1,4 +1,4 @@
-"""Huge pages for memory that the tensor library has taken.
+"""Pages of memory: huge ones for what the tensor library has taken, and fresh ones from the system.
 
 A processor remembers the places of some thousand pages. Weights are read from end to end at each step, and with pages
 of 4 KiB it looks up a new one every few rows; with pages of 2 MiB hardly ever. Linux gives those to who asks, where
@@ -12,6 +12,9 @@ import mmap
 from ctypes import c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -35,6 +38,16 @@ def ask_for_huge(address: int, n_bytes: int) -> bool:
     if _ADVICE is None or length <= 0:
         return False
     return bool(_system().madvise(c_void_p(begin), c_size_t(length), _ADVICE) == 0)
+
+
+def zero_pages(n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Zeros that take no memory until they are used; they go back to the system with the last reference.
+
+    Errors: OSError.
+    """
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.frombuffer(mmap.mmap(-1, max(n_bytes, 1)), np.uint8)
+    return np.frombuffer(mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 @cache

@@ -26,10 +26,8 @@ from puna.ml.tensor import DType
 from puna.native import structs
 from puna.native.ggml import ggml
 from puna.native.kernels.library import Kernels
+from puna.native.pages import zero_pages
 from puna.wire import DeviceLayers, DeviceMemory, MemoryReport
-
-# Storage below this is zeroed by hand; larger blocks come from the system as zero pages that take no memory until used.
-_CLEAR_BELOW_BYTES = 64 << 20
 
 
 class GGMLBackend:
@@ -193,13 +191,39 @@ class GGMLBackend:
             context = self._storage_contexts.get(device.address)
             if context is None:
                 continue
+            if device.is_cpu:
+                self._allocate_on_host(device)
+                continue
             buffer = g.ggml_backend_alloc_ctx_tensors_from_buft(context, device.plain.address)
             if not buffer:
-                wanted = sum(n for layer, _, n in self._storage if self.device_of(layer) is device)
-                raise OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of cache on {device.name}")
+                raise self._no_memory_for_storage(device)
             self._stack.callback(g.ggml_backend_buffer_free, buffer)
-            if not device.is_cpu or g.ggml_backend_buffer_get_size(buffer) < _CLEAR_BELOW_BYTES:
-                g.ggml_backend_buffer_clear(buffer, 0)
+            g.ggml_backend_buffer_clear(buffer, 0)
+
+    def _allocate_on_host(self, device: Device) -> None:
+        """In pages that come from the system as zeros and take no memory until used.
+
+        The heap would give what lay there before, and a value that is hidden from attention must still be a number.
+        """
+        g = ggml()
+        unit = g.ggml_backend_buft_get_alignment(device.plain.address)
+        places, size = [], 0
+        for layer, address, n_bytes in self._storage:
+            if self.device_of(layer) is device:
+                places.append((address, size))
+                size += -(-n_bytes // unit) * unit
+        try:
+            pages = zero_pages(size)
+        except OSError as error:
+            raise self._no_memory_for_storage(device) from error
+        buffer = g.ggml_backend_cpu_buffer_from_ptr(pages.ctypes.data, pages.size)
+        self._stack.callback(_free, buffer, pages)
+        for address, offset in places:
+            g.ggml_backend_tensor_alloc(buffer, address, pages.ctypes.data + offset)
+
+    def _no_memory_for_storage(self, device: Device) -> OutOfMemory:
+        wanted = sum(n for layer, _, n in self._storage if self.device_of(layer) is device)
+        return OutOfMemory(f"no memory for {wanted / 1e6:.0f} MB of cache on {device.name}")
 
     def load(self, progress: Callable[[float], None]) -> None:
         self._adapters.load()
@@ -260,3 +284,9 @@ class GGMLBackend:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def _free(buffer: int, pages: npt.NDArray[np.uint8]) -> None:
+    """The pages are given so that they last as long as the buffer that is about them."""
+    ggml().ggml_backend_buffer_free(buffer)
+    del pages
