@@ -16,7 +16,7 @@ from puna.ml.tensor import DType
 from puna.model.registry import open_model
 from puna.native.ggml import TYPE_F16
 from puna.native.kernels.library import wanted
-from puna.runner.step import Forward
+from puna.runner.step.forward import Forward
 from puna.wire import DeviceLayers
 
 

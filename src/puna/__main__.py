@@ -11,11 +11,11 @@ import sys
 
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "runner":
-        from puna.runner.main import main as runner_main
+        from puna.runner.process.main import main as runner_main
 
         runner_main(sys.argv[2:])
     elif len(sys.argv) > 1 and sys.argv[1] == "discover":
-        from puna.runner.discover import main as discover_main
+        from puna.runner.process.discover import main as discover_main
 
         discover_main()
     elif len(sys.argv) > 1 and sys.argv[1] == "render":

@@ -13,7 +13,7 @@ import pytest
 
 from puna.kvcache.batch import batch
 from puna.runner.engine import Engine
-from puna.runner.step import Forward
+from puna.runner.step.forward import Forward
 from puna.wire import Done, Failed, LoadOptions, LoadRequest, SamplingOptions
 from tests.contract.test_engine import Answer, check_integrity, started
 from tests.models.table import ROWS

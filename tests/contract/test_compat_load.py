@@ -21,9 +21,9 @@ from puna.gguf.writer import GGUFWriter
 from puna.kvcache.cache import Limits
 from puna.native.ggml import TYPE_F16, TYPE_Q4_0, TYPE_Q8_0
 from puna.native.log import Line, captured
-from puna.runner import engines
 from puna.runner.engine import Engine
-from puna.runner.engines import Opened
+from puna.runner.loading import engines
+from puna.runner.loading.engines import Opened
 from puna.wire import DeviceLayers, Health, LoadOptions, LoadRequest
 from tests import tiny
 from tests.compat_engine import CompatEngine

@@ -13,8 +13,8 @@ import pytest
 
 from puna.errors import BadRequest, ContextOverflow, FileFormatError
 from puna.runner.engine import Engine, RequestHandle
-from puna.runner.request import Request
 from puna.runner.service import NotLoaded
+from puna.runner.tasks.completion import Request
 from puna.wire import (
     CompletionReply,
     CompletionRequest,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from puna.runner.engine import Engine
-from puna.runner.request import Request
+from puna.runner.tasks.completion import Request
 from tests.contract.test_engine import Answer, check_integrity, started
 from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama

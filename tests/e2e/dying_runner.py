@@ -18,9 +18,9 @@ import numpy as np
 import puna.runner.engine as engine_module
 from puna.native.library import opened
 from puna.runner.engine import Engine
-from puna.runner.load import Loaded, read_weights
-from puna.runner.main import main
-from puna.runner.request import Request
+from puna.runner.loading.load import Loaded, read_weights
+from puna.runner.process.main import main
+from puna.runner.tasks.completion import Request
 
 
 def die(way: str) -> None:

@@ -185,7 +185,7 @@ def quantisers(server: Server) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(server.process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            if "puna.runner.quantise" in child.cmdline():
+            if "puna.runner.process.quantise" in child.cmdline():
                 found.append(child)
     return found
 

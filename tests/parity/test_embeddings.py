@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from puna.errors import ContextOverflow
-from puna.runner.embedding import PACKED_TOKENS
 from puna.runner.engine import Engine
+from puna.runner.tasks.embedding import PACKED_TOKENS
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
 from tests.models.table import EMBEDDERS, ENCODERS

@@ -15,7 +15,7 @@ from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.model.look import engine_of
 from puna.native.library import opened
-from puna.runner.engines import open_file
+from puna.runner.loading.engines import open_file
 from puna.wire import LoadOptions
 from tests.models.dialect import Translation
 from tests.models.gemma import GEMMA

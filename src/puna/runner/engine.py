@@ -18,8 +18,22 @@ from puna.kvcache.batch import batch
 from puna.kvcache.cache import NotSupported, resume_point
 from puna.model.pooling import Pooling
 from puna.native.log import route_to_logging
-from puna.runner.admission import LOOKAHEAD, Answers, Room, make_room, next_to_start, resume_paused
-from puna.runner.embedding import (
+from puna.runner.loading.load import Loaded, allocate, measure, read_weights
+from puna.runner.loading.model_file import ModelFile
+from puna.runner.prefixes.checkpoints import stopping
+from puna.runner.prefixes.groups import cut
+from puna.runner.prefixes.slots import Slots
+from puna.runner.scheduling.admission import LOOKAHEAD, Answers, Room, make_room, next_to_start, resume_paused
+from puna.runner.scheduling.pace import UNBOUNDED, work
+from puna.runner.scheduling.schedule import schedule
+from puna.runner.scheduling.step_times import StepTimes
+from puna.runner.scheduling.turns import Turns
+from puna.runner.service import NotLoaded
+from puna.runner.step.forward import Forward
+from puna.runner.step.lookahead import next_batch
+from puna.runner.step.sampling import has_number, sample
+from puna.runner.tasks.completion import Request
+from puna.runner.tasks.embedding import (
     PACKED_TOKENS,
     EmbeddedText,
     EmbeddingJob,
@@ -31,20 +45,6 @@ from puna.runner.embedding import (
     schedule_whole,
     take,
 )
-from puna.runner.foresight import next_batch
-from puna.runner.groups import cut
-from puna.runner.load import Loaded, allocate, measure, read_weights
-from puna.runner.model_file import ModelFile
-from puna.runner.pace import UNBOUNDED, work
-from puna.runner.request import Request
-from puna.runner.sampling import has_number, sample
-from puna.runner.schedule import schedule
-from puna.runner.service import NotLoaded
-from puna.runner.slots import Slots
-from puna.runner.step import Forward
-from puna.runner.step_times import StepTimes
-from puna.runner.stops import stopping
-from puna.runner.turns import Turns
 from puna.sample.transforms import Floats
 from puna.wire import (
     CompletionReply,

@@ -25,7 +25,7 @@ OnBytes = Callable[[int, int], None]
 
 def command_for(source: Path, target: Path, kind: str) -> list[str]:
     # -P: a folder named puna where the server happens to run is not this package.
-    return [sys.executable, "-P", "-m", "puna.runner.quantise", str(source), str(target), str(KINDS[kind])]
+    return [sys.executable, "-P", "-m", "puna.runner.process.quantise", str(source), str(target), str(KINDS[kind])]
 
 
 def quantise(source: Path, folder: Path, kind: str, on_bytes: OnBytes) -> Path:

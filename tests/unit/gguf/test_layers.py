@@ -30,7 +30,7 @@ import resource, sys
 from pathlib import Path
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
-from puna.runner.engines import open_file
+from puna.runner.loading.engines import open_file
 from puna.wire import LoadOptions
 
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))

@@ -16,7 +16,7 @@ from puna.gguf.types import TensorType
 from puna.ml.ggml.backend import GGMLBackend
 from puna.model.look import engine_at, engine_of
 from puna.model.registry import open_model
-from puna.runner.engines import open_file
+from puna.runner.loading.engines import open_file
 from puna.wire import LoadOptions
 from tests.models.dialect import Translation
 from tests.models.table import EMBEDDERS, ENCODERS, ROWS

@@ -161,6 +161,6 @@ class FakeEngine:
 
 
 if __name__ == "__main__":
-    from puna.runner.main import main
+    from puna.runner.process.main import main
 
     main(sys.argv[1:], lambda path: FakeEngine(path, status="launched"))

@@ -17,12 +17,12 @@ from tests.unit.runner.seeing_library import LibraryModel, make_library_cache
 from puna.engines import Choice
 from puna.kvcache.cache import Limits
 from puna.model.pooling import Pooling
-from puna.runner.admission import MIN_SHARED
 from puna.runner.engine import Engine, RequestHandle
-from puna.runner.engines import SEQUENCES_PER_REQUEST
-from puna.runner.load import Loaded
-from puna.runner.request import Request
-from puna.runner.slots import Slots
+from puna.runner.loading.engines import SEQUENCES_PER_REQUEST
+from puna.runner.loading.load import Loaded
+from puna.runner.prefixes.slots import Slots
+from puna.runner.scheduling.admission import MIN_SHARED
+from puna.runner.tasks.completion import Request
 from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Health, Piece, SamplingOptions
 
 MEGABYTE = 1 << 20

@@ -19,9 +19,9 @@ from tests.unit.runner.simulation import Asked, Simulation
 from puna.errors import PunaError
 from puna.kvcache.batch import Batch
 from puna.llm.watchdog import until_stalled
-from puna.runner.inbox import Inbox
-from puna.runner.outbox import Outbox
 from puna.runner.service import NotLoaded
+from puna.runner.transport.inbox import Inbox
+from puna.runner.transport.outbox import Outbox
 from puna.sample.matcher import GrammarError, Matcher
 from puna.wire import Done, Failed, Health, Piece
 

@@ -24,14 +24,14 @@ PADDING = 16
 @pytest.fixture
 def no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly no room is reckoned for answers, so that requests must give way often."""
-    monkeypatch.setattr("puna.runner.admission.MIN_ANSWER", 8)
-    monkeypatch.setattr("puna.runner.admission.N_ANSWERS", 1)
+    monkeypatch.setattr("puna.runner.scheduling.admission.MIN_ANSWER", 8)
+    monkeypatch.setattr("puna.runner.scheduling.admission.N_ANSWERS", 1)
 
 
 @pytest.fixture(autouse=True)
 def small_attic(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it is full now and then, and its books are soon checked."""
-    monkeypatch.setattr("puna.runner.attic.MAX_ENTRIES", 12)
+    monkeypatch.setattr("puna.runner.prefixes.host_cache.MAX_ENTRIES", 12)
 
 
 @pytest.fixture

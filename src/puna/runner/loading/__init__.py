@@ -1,0 +1,1 @@
+"""From a model file and options to a model in memory."""

@@ -1,0 +1,137 @@
+"""From load options to a model that runs: backend, weights, cache, working memory; and what each of them takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from puna.engines import Choice
+from puna.errors import BadRequest, FileFormatError
+from puna.host import usable_cores
+from puna.kvcache.cache import RememberingCache, SavingCache, StepEndCache
+from puna.model.pooling import Pooling
+from puna.native import cpu
+from puna.runner.loading.accounting import with_host
+from puna.runner.loading.engines import SEQUENCES_PER_REQUEST, Opened, open_file
+from puna.runner.loading.model_file import ModelFile
+from puna.runner.prefixes.host_cache import Attic, spare_bytes
+from puna.runner.step.threads import Threads
+from puna.tokenizer.tokenizer import Tokenizer
+from puna.wire import LoadOptions, MemoryReport
+
+
+@dataclass
+class Loaded(Opened):
+    """A model in memory and all it needs to run."""
+
+    tokenizer: Tokenizer
+    threads: Threads | None = None  # None: always as many as were asked for
+
+    @property
+    def n_parallel(self) -> int:
+        """Requests computed at once."""
+        return self.limits.max_sequences // (1 if self.is_encoder else SEQUENCES_PER_REQUEST)
+
+    @cached_property
+    def prompt_tail(self) -> int:
+        """As puna.kvcache.cache.StepEndCache has it; 0 where steps may end anywhere."""
+        return self.cache.prompt_tail if isinstance(self.cache, StepEndCache) else 0
+
+    def attic(self, max_bytes: int) -> Attic | None:
+        """For prefixes that lose their place; None where they cannot be saved, or are never asked for again.
+
+        Half of it is for what windows forget of prompts that have not lost theirs.
+        """
+        if not max_bytes or self.pooling is not Pooling.NONE or not isinstance(self.cache, SavingCache):
+            return None
+        if isinstance(self.cache, RememberingCache) and self.cache.forgets:
+            self.cache.remember(max_bytes // 2, spare_bytes)
+            max_bytes -= max_bytes // 2
+        return Attic(self.cache, max_bytes)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Of the host's memory, taken by what windows have forgotten."""
+        return self.cache.remembered_bytes if isinstance(self.cache, RememberingCache) else 0
+
+    def memory(self) -> MemoryReport:
+        return with_host(self.backend.memory(), self)
+
+    @contextmanager
+    def paced(self, n_tokens: int) -> Iterator[None]:
+        """Around a step: with as many threads as go well beside other processes."""
+        if self.threads is None:
+            yield
+            return
+        if self.threads.has_changed():
+            self.backend.set_threads(self.threads.count)
+        began = time.monotonic()
+        yield
+        self.threads.note(n_tokens, time.monotonic() - began)
+
+
+def n_threads(options: LoadOptions) -> int:
+    """As asked for, though no more than there are cores, else one per physical core that this process may use."""
+    if options.n_threads > 0:
+        return min(options.n_threads, usable_cores())
+    return cpu.threads(cpu.physical_cores(), usable_cores(), cpu.cgroup_limits().cpus)
+
+
+def check(options: LoadOptions) -> None:
+    """Errors: BadRequest naming the option."""
+    for name, low, high in (
+        ("n_ctx", 4, 1 << 24),
+        ("n_parallel", 1, 256),
+        ("n_pool", 0, 1 << 30),
+        ("n_batch", 1, 1 << 16),
+        ("n_threads", 0, 4096),
+        ("attic_bytes", 0, 1 << 62),
+        ("token_gap_s", 0, 1 << 30),
+    ):
+        value = getattr(options, name)
+        if not low <= value <= high:
+            raise BadRequest(f"{name} must be from {low} to {high}, not {value}")
+    if options.kv_cache_type != "f16" and not options.flash_attention:
+        raise BadRequest(f"kv_cache_type {options.kv_cache_type} needs flash_attention")
+
+
+def measure(file: ModelFile, options: LoadOptions, new_engine: bool | None = None) -> tuple[MemoryReport, Choice]:
+    """What a load would take, and the engine; nothing is allocated.
+
+    Errors: as allocate.
+    """
+    check(options)
+    opened = open_file(file.head(), options, n_threads(options), new_engine)
+    try:
+        return with_host(opened.measure(), opened), opened.choice
+    finally:
+        opened.close()
+
+
+def allocate(file: ModelFile, options: LoadOptions, new_engine: bool | None = None) -> Loaded:
+    """All memory, and the vocabulary; the weights are still to be read. The file must stay open as long as what is returned.
+
+    Errors: OutOfMemory, UnsupportedModel, FileFormatError, MissingTensors, BadRequest, LoadError.
+    """
+    check(options)
+    opened = open_file(file.head(), options, n_threads(options), new_engine)
+    try:
+        opened.allocate()
+        tokenizer = file.tokenizer()
+        if tokenizer.n_tokens > opened.n_vocab:
+            # A token without an embedding would end the process inside the library.
+            raise FileFormatError(
+                f"{file.path}: {tokenizer.n_tokens} tokens in the vocabulary, {opened.n_vocab} in token_embd.weight"
+            )
+        threads = Threads(n_threads(options), usable_cores()) if options.n_threads == 0 else None
+        return Loaded(**vars(opened), tokenizer=tokenizer, threads=threads)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def read_weights(loaded: Loaded, progress: Callable[[float], None]) -> None:
+    loaded.backend.load(progress)

@@ -1,0 +1,1 @@
+"""Who runs: admission, and which tokens the next step computes."""

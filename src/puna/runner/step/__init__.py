@@ -1,0 +1,1 @@
+"""One step: the forward pass and the choice of tokens."""

@@ -1,0 +1,183 @@
+"""The way to the engine: commands are done as they come, and replies go to whoever takes them (an Outlet).
+
+Knows neither sockets nor HTTP. Every command but a cancellation gets exactly one last reply.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from puna.errors import BadRequest
+from puna.runner.failures import failed, require_ready
+from puna.runner.process.spare import NamedModel
+from puna.runner.service import EngineService, Handle
+from puna.runner.transport.calls import QUICK_PATHS, Asks
+from puna.runner.transport.counters import Tally
+from puna.wire import (
+    MAX_QUEUED_CHARACTERS,
+    Answer,
+    Ask,
+    Cancel,
+    Command,
+    Complete,
+    Done,
+    Failed,
+    Message,
+    NameModel,
+    Piece,
+    Reply,
+    decode_command,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+# Prompts are tokenised there: a long one keeps nobody else's from starting.
+_SUBMITTERS = 4
+
+
+class Outlet(Protocol):
+    """Where replies go. Any thread may put and flush, and neither blocks."""
+
+    @property
+    def n_unsent(self) -> int:
+        """Characters of pieces that nobody has taken, roughly."""
+
+    def put(self, number: int, reply: Reply) -> None: ...
+
+    def flush(self) -> None:
+        """What was put until now may leave."""
+
+
+class _Numbered(msgspec.Struct, frozen=True):
+    """All that must be understood of a command to answer that the rest was not."""
+
+    id: int
+
+
+class _Exchange:
+    """One command and its replies."""
+
+    def __init__(self, channel: Channel, number: int, *, is_counted: bool) -> None:
+        self._channel = channel
+        self._number = number
+        self._is_counted = is_counted
+        self._handle: Handle | None = None
+        self._has_ended = False
+        self._is_unwanted = False
+
+    def started(self, handle: Handle | None) -> None:
+        self._handle = handle
+        if self._is_unwanted:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Before or after the engine has it."""
+        self._is_unwanted = True
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def tell(self, message: Message) -> None:
+        """The answer to what was asked."""
+        self.emit(message if isinstance(message, Failed) else Answer(body=msgspec.Raw(encode(message))))
+
+    def emit(self, reply: Reply) -> None:
+        """For the engine; nothing follows the terminal reply."""
+        if self._has_ended:
+            return
+        outlet = self._channel.outlet
+        if type(reply) is Piece and outlet.n_unsent > MAX_QUEUED_CHARACTERS:
+            reply = Failed(error=f"{outlet.n_unsent} bytes of replies are left unread", status=500)
+            self.cancel()
+        self._has_ended = type(reply) is not Piece
+        outlet.put(self._number, reply)
+        if self._has_ended:
+            self._channel.ended(self._number, reply if self._is_counted else None)
+            outlet.flush()
+
+
+class Channel:
+    def __init__(self, service: EngineService, outlet: Outlet, named: NamedModel, tally: Tally) -> None:
+        self.outlet = outlet
+        self._service = service
+        self._named = named
+        self._tally = tally
+        self._asks = Asks(service, tally)
+        self._lock = threading.Lock()
+        self._exchanges: dict[int, _Exchange] = {}
+        self._is_closed = False
+        self._submitters = ThreadPoolExecutor(_SUBMITTERS, "submit")
+        service.after_step(outlet.flush)
+
+    def handle(self, line: bytes) -> None:
+        """Do what a line says; never raises, never blocks."""
+        if self._is_closed:
+            return
+        try:
+            command = decode_command(line)
+        except BadRequest as error:
+            self._refuse(line, error)
+            return
+        self.do(command)
+
+    def do(self, command: Command) -> None:
+        """Never raises, never blocks."""
+        if isinstance(command, NameModel):
+            self._named.set(Path(command.path))
+            return
+        if isinstance(command, Cancel):
+            with self._lock:
+                exchange = self._exchanges.get(command.id)
+            if exchange is not None:
+                exchange.cancel()
+            return
+        exchange = _Exchange(self, command.id, is_counted=isinstance(command, Complete))
+        with self._lock:
+            self._exchanges[command.id] = exchange
+        if isinstance(command, Ask) and command.path in QUICK_PATHS:
+            self._start(exchange, command)
+        else:
+            self._submitters.submit(self._start, exchange, command)
+
+    def _start(self, exchange: _Exchange, command: Complete | Ask) -> None:
+        try:
+            if isinstance(command, Ask):
+                exchange.started(self._asks.answer(command.path, bytes(command.body), exchange.tell))
+            else:
+                self._tally.add("requests")
+                require_ready(self._service)
+                exchange.started(self._service.submit(command.request, exchange.emit))
+        except BaseException as error:  # a panic in a grammar's compiler is no Exception
+            if self._is_closed:  # that it came too late to be started is no answer either
+                return
+            reply = failed(error)
+            if reply.status == 500:
+                log.exception("a request could not be started")
+            exchange.emit(reply)
+
+    def _refuse(self, line: bytes, error: BadRequest) -> None:
+        log.error("a command cannot be understood: %s", error)
+        try:
+            number = msgspec.json.decode(line, type=_Numbered).id
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._named.fail(f"no model is named in {line[:100]!r}")
+            return
+        self.outlet.put(number, failed(error))
+        self.outlet.flush()
+
+    def close(self) -> None:
+        """Take nothing more: who still asks learns from the end of the line that this process has ended."""
+        self._is_closed = True
+
+    def ended(self, number: int, last: Reply | None) -> None:
+        """*last*: of a completion, to be counted."""
+        with self._lock:
+            self._exchanges.pop(number, None)
+        if isinstance(last, Done | Failed):
+            self._tally.ended(last)
