@@ -19,7 +19,7 @@ import pytest
 
 from puna import wire
 from puna.llm.runner import Runner
-from puna.server.scheduler import launch_runner
+from puna.server.placing.scheduler import launch_runner
 from puna.store.create import Recipe
 from tests.patience import wait_until
 from tests.tiny import CORPUS, write_bert, write_llama

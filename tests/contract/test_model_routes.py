@@ -23,7 +23,7 @@ import pytest
 from puna.api.client import Client
 from puna.errors import PunaError, SourceError
 from puna.server.app import create_app, make_server
-from puna.server.scheduler import Scheduler
+from puna.server.placing.scheduler import Scheduler
 from puna.settings import Settings, parse_address
 from puna.store.create import Recipe
 from puna.store.progress import Progress, Report

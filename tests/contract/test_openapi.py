@@ -15,7 +15,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
-from puna.server import openapi
+from puna.server.apis import openapi
 from tests.contract.every_kind import DOCUMENTED, serving
 from tests.contract.test_embed_routes import Serving
 

@@ -25,7 +25,7 @@ from puna.llm.discovery import Machine
 from puna.llm.launch import Launcher
 from puna.llm.runner import Runner
 from puna.server.app import create_app, make_server
-from puna.server.scheduler import Scheduler
+from puna.server.placing.scheduler import Scheduler
 from puna.settings import Address, Settings
 from puna.store.store import Store
 from tests.patience import PATIENCE_S

@@ -24,18 +24,22 @@ from puna.errors import PunaError
 from puna.llm.discovery import Machine
 from puna.llm.launch import Launcher
 from puna.llm.spare import Spare
-from puna.server import errors, openapi
-from puna.server.access import ApiKeys, check_exposure, read_keys
-from puna.server.bodies import BodiesInFlight
-from puna.server.connections import Connections, allow_many_files, limits_of
+from puna.server.answering.rendering import Renderers
+from puna.server.apis import metrics, openapi
+from puna.server.apis.anthropic import messages
+from puna.server.apis.native import account, chat, embed, generate, models, ps, rerank
+from puna.server.apis.openai import chat as openai
+from puna.server.apis.openai import responses
+from puna.server.http import errors
+from puna.server.http.access import ApiKeys, check_exposure, read_keys
+from puna.server.http.bodies import BodiesInFlight
+from puna.server.http.connections import Connections, allow_many_files, limits_of
+from puna.server.http.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
+from puna.server.http.protocol import protocol_for
+from puna.server.http.request_id import RequestIds
 from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
-from puna.server.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
-from puna.server.protocol import protocol_for
-from puna.server.rendering import Renderers
-from puna.server.request_id import RequestIds
-from puna.server.routes import account, anthropic, chat, embed, generate, metrics, models, openai, ps, rerank, responses
-from puna.server.scheduler import Launch, Scheduler
+from puna.server.placing.scheduler import Launch, Scheduler
 from puna.settings import Settings, without_effect
 from puna.store.store import Store
 
@@ -85,7 +89,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         *models.routes,
         *openai.routes,
         *responses.routes,
-        *anthropic.routes,
+        *messages.routes,
         *metrics.routes,
         *openapi.routes,
         *account.routes,

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Any
 
-from puna.server.request_id import InLog, current
+from puna.server.http.request_id import InLog, current
 from puna.settings import Settings
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"

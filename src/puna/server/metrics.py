@@ -20,8 +20,8 @@ from puna import __version__, wire
 from puna.errors import PunaError
 from puna.llm.runner import Runner
 from puna.llm.spare import Spare
-from puna.server.loaded import Loadable
-from puna.server.scheduler import Scheduler
+from puna.server.placing.loaded import Loadable
+from puna.server.placing.scheduler import Scheduler
 from puna.store.model import StoredModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -16,7 +16,7 @@ import uvloop
 
 from puna.llm.runner import Runner
 from puna.server.app import create_app, make_server
-from puna.server.scheduler import Scheduler
+from puna.server.placing.scheduler import Scheduler
 from puna.settings import Address, Settings
 from puna.store.create import Recipe
 from puna.store.store import Store

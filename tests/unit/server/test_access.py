@@ -14,8 +14,8 @@ import pytest
 
 from puna.api.client import Client
 from puna.errors import PunaError
-from puna.server.access import Key, KeyScope, check_exposure, read_keys
-from puna.server.request_id import InLog
+from puna.server.http.access import Key, KeyScope, check_exposure, read_keys
+from puna.server.http.request_id import InLog
 from puna.settings import Address, Settings, load
 from tests.patience import PATIENCE_S, wait_until
 from tests.unit.server.live import Live
@@ -185,7 +185,7 @@ def test_request_ids_are_in_the_log(shared: Live) -> None:
     handler = logging.StreamHandler(text)
     handler.addFilter(InLog())
     handler.setFormatter(logging.Formatter("%(request)s%(message)s"))
-    logger = logging.getLogger("puna.server.request_id")
+    logger = logging.getLogger("puna.server.http.request_id")
     logger.addHandler(handler)
     level = logger.level
     logger.setLevel(logging.INFO)

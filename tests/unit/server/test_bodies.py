@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from puna.api import go_json
-from puna.server import bodies
+from puna.server.http import bodies
 from tests.patience import PATIENCE_S, wait_until
 from tests.unit.server.live import Live
 

@@ -10,7 +10,7 @@ import pytest
 from puna.api.generate import GenerateRequest
 from puna.errors import BadRequest, PunaError
 from puna.prompt.thinking import Tags
-from puna.server.constraint import grammar_of, with_thoughts
+from puna.server.prompting.constraint import grammar_of, with_thoughts
 from puna.store.create import Recipe
 from puna.wire import Grammar
 from tests.unit.server.live import Live

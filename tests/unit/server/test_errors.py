@@ -7,7 +7,7 @@ import pytest
 from puna import errors
 from puna.api.options import OptionTypeError
 from puna.errors import PunaError
-from puna.server.errors import STATUS, describe, native_body, openai_body, status_of
+from puna.server.http.errors import STATUS, describe, native_body, openai_body, status_of
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PunaError)]
 

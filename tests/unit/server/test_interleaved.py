@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from puna.server.interleaved import interleaved
+from puna.server.answering.interleaved import interleaved
 
 
 class Streams:

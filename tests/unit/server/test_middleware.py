@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from puna.server.middleware import Origins, without_port
+from puna.server.http.middleware import Origins, without_port
 from puna.settings import Address
 from tests.unit.server.live import Live
 

@@ -12,7 +12,7 @@ from puna import wire
 from puna.api.options import Options
 from puna.errors import LoadError, OutOfMemory, Overloaded
 from puna.llm.load import WantedLoad, wanted_load
-from puna.server.loaded import State
+from puna.server.placing.loaded import State
 from puna.settings import FOREVER, Settings
 from tests.unit.llm.fake_machine import gpu
 from tests.unit.server.test_scheduler import DEFAULT, A, B, C, D, World, n_ctx, play, settle

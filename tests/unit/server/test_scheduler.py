@@ -15,8 +15,8 @@ from puna import wire
 from puna.errors import LoadError, Overloaded, PunaError
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner
-from puna.server.loaded import Loaded, State
-from puna.server.scheduler import Scheduler
+from puna.server.placing.loaded import Loaded, State
+from puna.server.placing.scheduler import Scheduler
 from puna.settings import FOREVER, Settings
 from tests.unit.llm.fake_machine import FakeMachine
 

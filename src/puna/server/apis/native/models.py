@@ -30,9 +30,9 @@ from puna.api.models import (
 from puna.engines import Choice, EngineName
 from puna.errors import BadRequest, InvalidName, NotFound, TemplateError
 from puna.prompt.gotemplate import GoTemplate
-from puna.server.bodies import NDJSON, Stream, json_response, read_json
-from puna.server.errors import describe, native_body
-from puna.server.requests import Caller
+from puna.server.checking.check import Caller
+from puna.server.http.bodies import NDJSON, Stream, json_response, read_json
+from puna.server.http.errors import describe, native_body
 from puna.store import space
 from puna.store.blobs import BlobWriter, parse_digest
 from puna.store.create import Recipe

@@ -5,7 +5,7 @@ its process is gone and its memory with it. Requests wait in one queue. ``_place
 and does what can be done: join a loaded model, start a load, or empty a place for one. A request for a loaded model
 never waits behind another model's load. A load that lacks memory is hungry: others leave until it fits, or it fails.
 Models that a request has pinned (keep_alive -1) never leave for others.
-Knows nothing of prompts, of HTTP, and of how much memory a model needs (puna.server.admission).
+Knows nothing of prompts, of HTTP, and of how much memory a model needs (puna.server.placing.admission).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from puna.llm.load import WantedLoad
 from puna.llm.quarantine import QUARANTINE_S, CrashedOnGPUs
 from puna.llm.runner import Runner, command_for
 from puna.llm.watchdog import until_stalled
-from puna.server.admission import Admission, Others
-from puna.server.loaded import Loadable, Loaded, Running, State
+from puna.server.placing.admission import Admission, Others
+from puna.server.placing.loaded import Loadable, Loaded, Running, State
 from puna.settings import FOREVER, Settings
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from starlette.routing import Route
 
 from puna import __version__
 from puna.api.generate import PsReply, RunningModel, VersionReply
-from puna.server.loaded import Running
-from puna.server.native import respond
-from puna.server.requests import Caller
+from puna.server.apis.native.reply import respond
+from puna.server.checking.check import Caller
+from puna.server.placing.loaded import Running
 from puna.store.model import StoredModel
 from puna.wire import MemoryReport
 

@@ -23,13 +23,13 @@ from puna.llm.load import wanted_load
 from puna.prompt import harmony
 from puna.prompt.ending import Ending, begun_text, ending_of
 from puna.prompt.render import PromptRequest, Think
-from puna.server import prompts
-from puna.server.access import may_manage, salt_of
-from puna.server.constraint import grammar_of, thoughts_of, with_thoughts
-from puna.server.generation import Job, MakePrompt, Prompt, Room
+from puna.server.answering.generation import Job, MakePrompt, Prompt, Room
+from puna.server.answering.rendering import Renderers
+from puna.server.http.access import may_manage, salt_of
 from puna.server.metrics import Metrics
-from puna.server.rendering import Renderers
-from puna.server.scheduler import Scheduler
+from puna.server.placing.scheduler import Scheduler
+from puna.server.prompting import conversation as prompts
+from puna.server.prompting.constraint import grammar_of, thoughts_of, with_thoughts
 from puna.settings import FOREVER, Settings
 from puna.store.details import read_details
 from puna.store.model import StoredModel

@@ -27,13 +27,13 @@ from puna.api import openai as api
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import BadRequest, InvalidName, NotFound
 from puna.prompt.output import Call, Thought
-from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
-from puna.server.constraint import forcing
-from puna.server.errors import openai_body
-from puna.server.generation import Choices, Finished, Job, Logprobs, ScoredPart, run_choices
-from puna.server.native import Whole, gather_choices, reply_logprob
-from puna.server.prompts import has_template
-from puna.server.requests import Caller, chat_job, generate_job
+from puna.server.answering.generation import Choices, Finished, Job, Logprobs, ScoredPart, run_choices
+from puna.server.apis.native.reply import Whole, gather_choices, reply_logprob
+from puna.server.checking.check import Caller, chat_job, generate_job
+from puna.server.http.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.http.errors import openai_body
+from puna.server.prompting.constraint import forcing
+from puna.server.prompting.conversation import has_template
 from puna.store.model import StoredModel
 from puna.store.names import Name
 from puna.wire import TokenLogprob

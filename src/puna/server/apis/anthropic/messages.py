@@ -21,11 +21,11 @@ from puna.api import anthropic as api
 from puna.api import go_json
 from puna.api.generate import ChatRequest
 from puna.prompt.output import Call, Part, Thought, joined
-from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
-from puna.server.constraint import forcing
-from puna.server.errors import anthropic_body
-from puna.server.generation import Finished, Job, Parts, run
-from puna.server.requests import Caller, chat_job
+from puna.server.answering.generation import Finished, Job, Parts, run
+from puna.server.checking.check import Caller, chat_job
+from puna.server.http.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.http.errors import anthropic_body
+from puna.server.prompting.constraint import forcing
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _CHARS_PER_TOKEN = 4  # for the estimate that a stream begins with

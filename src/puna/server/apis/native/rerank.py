@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from puna import wire
 from puna.api.rerank import RerankRequest
-from puna.server.bodies import checked, json_response, read_json
-from puna.server.embedding import Embedded, open_model, vectors_of
-from puna.server.requests import Caller
+from puna.server.answering.embedding import Embedded, open_model, vectors_of
+from puna.server.checking.check import Caller
+from puna.server.http.bodies import checked, json_response, read_json
 
 
 async def native_rerank(request: Request) -> Response:

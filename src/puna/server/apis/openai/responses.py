@@ -24,11 +24,11 @@ from puna.api import responses as api
 from puna.api.generate import ChatRequest
 from puna.errors import BadRequest
 from puna.prompt.output import Call, Part, Thought
-from puna.server.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
-from puna.server.constraint import forcing
-from puna.server.generation import Finished, Parts, run
-from puna.server.requests import Caller, chat_job
-from puna.server.routes.openai import DEFAULTS
+from puna.server.answering.generation import Finished, Parts, run
+from puna.server.apis.openai.chat import DEFAULTS
+from puna.server.checking.check import Caller, chat_job
+from puna.server.http.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.prompting.constraint import forcing
 
 Event = dict[str, Any]
 

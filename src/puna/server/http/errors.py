@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from puna import errors
 from puna.api import go_json
-from puna.server import request_id
+from puna.server.http import request_id
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from puna.api import go_json
 from puna.errors import BadRequest, Overloaded
-from puna.server.errors import JSON_CONTENT_TYPE, describe
-from puna.server.zstd import decompressed
+from puna.server.http.errors import JSON_CONTENT_TYPE, describe
+from puna.server.http.zstd import decompressed
 
 M = TypeVar("M", bound=go_json.Request)
 T = TypeVar("T")

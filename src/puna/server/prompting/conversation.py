@@ -21,8 +21,8 @@ from puna.prompt.families.registry import FAMILIES
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.parsers import PARSERS
 from puna.prompt.render import PromptRequest, Source, Think
-from puna.server.generation import Prompt, Room, fit
-from puna.server.rendering import Renderers
+from puna.server.answering.generation import Prompt, Room, fit
+from puna.server.answering.rendering import Renderers
 from puna.store.model import StoredModel
 
 Turn = dict[str, Any]  # a message as templates see it

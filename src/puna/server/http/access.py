@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from puna.api import go_json
 from puna.errors import PunaError
-from puna.server.errors import JSON_CONTENT_TYPE, body_for
+from puna.server.http.errors import JSON_CONTENT_TYPE, body_for
 from puna.settings import Settings, keys_in
 
 log = logging.getLogger(__name__)

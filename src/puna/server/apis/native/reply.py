@@ -14,9 +14,9 @@ from starlette.responses import Response
 from puna.api import go_json
 from puna.api.generate import ReplyCall, ReplyFunction, ReplyLogprob, ReplyTopLogprob
 from puna.prompt.output import Call, Thought
-from puna.server.bodies import NDJSON, Stream
-from puna.server.errors import JSON_CONTENT_TYPE, native_body
-from puna.server.generation import Choices, Finished, Logprobs, ScoredPart, ScoredParts
+from puna.server.answering.generation import Choices, Finished, Logprobs, ScoredPart, ScoredParts
+from puna.server.http.bodies import NDJSON, Stream
+from puna.server.http.errors import JSON_CONTENT_TYPE, native_body
 from puna.wire import TokenLogprob
 
 

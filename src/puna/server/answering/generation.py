@@ -19,11 +19,11 @@ from puna.api.options import Options
 from puna.llm.load import WantedLoad
 from puna.llm.runner import Runner, error_from
 from puna.prompt.output import Parser, Part
-from puna.server import request_id
-from puna.server.interleaved import interleaved
-from puna.server.loaded import Loaded
+from puna.server.answering.interleaved import interleaved
+from puna.server.http import request_id
 from puna.server.metrics import Generation, Metrics
-from puna.server.scheduler import Scheduler
+from puna.server.placing.loaded import Loaded
+from puna.server.placing.scheduler import Scheduler
 from puna.store.model import StoredModel
 
 T = TypeVar("T")

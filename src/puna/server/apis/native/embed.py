@@ -19,10 +19,10 @@ from puna import wire
 from puna.api import go_json
 from puna.api.embed import EmbeddingsRequest, EmbedRequest, OpenAIEmbeddingsRequest
 from puna.errors import BadRequest
-from puna.server.bodies import json_response, read_json
-from puna.server.embedding import Embedded, open_model, vectors_of
-from puna.server.errors import JSON_CONTENT_TYPE
-from puna.server.requests import Caller
+from puna.server.answering.embedding import Embedded, open_model, vectors_of
+from puna.server.checking.check import Caller
+from puna.server.http.bodies import json_response, read_json
+from puna.server.http.errors import JSON_CONTENT_TYPE
 
 _WRITE_ASIDE = 1 << 16  # numbers; writing more than that as JSON would keep other requests waiting
 

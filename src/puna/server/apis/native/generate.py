@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from puna.api.generate import GenerateReply, GenerateRequest
-from puna.server.bodies import json_response, read_json
-from puna.server.generation import run_scored
-from puna.server.native import answer, now, respond
-from puna.server.requests import Caller, generate_job
+from puna.server.answering.generation import run_scored
+from puna.server.apis.native.reply import answer, now, respond
+from puna.server.checking.check import Caller, generate_job
+from puna.server.http.bodies import json_response, read_json
 
 
 async def generate(request: Request) -> Response:

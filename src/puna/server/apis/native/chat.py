@@ -10,10 +10,10 @@ from starlette.routing import Route
 
 from puna.api.generate import ChatReply, ChatRequest, ReplyMessage
 from puna.errors import BadRequest
-from puna.server.bodies import json_response, read_json
-from puna.server.generation import run_scored
-from puna.server.native import answer, now, respond
-from puna.server.requests import Caller, chat_job
+from puna.server.answering.generation import run_scored
+from puna.server.apis.native.reply import answer, now, respond
+from puna.server.checking.check import Caller, chat_job
+from puna.server.http.bodies import json_response, read_json
 
 
 async def chat(request: Request) -> Response:
