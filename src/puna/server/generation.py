@@ -24,7 +24,7 @@ from puna.server.interleaved import interleaved
 from puna.server.loaded import Loaded
 from puna.server.metrics import Generation, Metrics
 from puna.server.scheduler import Scheduler
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 
 T = TypeVar("T")
 MakePrompt = Callable[["Room"], Awaitable["Prompt"]]

@@ -31,8 +31,8 @@ from puna.server.metrics import Metrics
 from puna.server.rendering import Renderers
 from puna.server.scheduler import Scheduler
 from puna.settings import FOREVER, Settings
-from puna.store.details import read_details
-from puna.store.model import StoredModel
+from puna.store.models.details import read_details
+from puna.store.models.model import StoredModel
 from puna.store.store import Store
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 Every method may be called from any thread, and several processes may work on one folder. Who reads takes no lock: files are
 replaced whole, an open file stays whole when its name goes, and who finds a blob gone looks at the manifest again. Who changes
 manifests or removes blobs holds the store's lock for that moment; what long work relies on meanwhile, it claims
-(puna.store.claims). Nothing is removed where it cannot be told what is used.
+(puna.store.disk.claims). Nothing is removed where it cannot be told what is used.
 Knows nothing of HTTP, and where models come from only through puna.store.sources.
 """
 
@@ -20,19 +20,20 @@ from typing import Any
 import msgspec
 
 from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, StoreError
-from puna.store import config as configs
-from puna.store import prune
-from puna.store.blobs import Blobs, BlobWriter, parse_digest
-from puna.store.claims import Claims, Lender, Work
-from puna.store.create import Recipe, create
-from puna.store.files import is_file
-from puna.store.locks import LocksMissing, StoreLock
-from puna.store.manifests import Manifest, Manifests, StoredManifest
-from puna.store.model import StoredModel
+from puna.store.creating.create import create
+from puna.store.disk import config as configs
+from puna.store.disk import prune
+from puna.store.disk.blobs import Blobs, BlobWriter, parse_digest
+from puna.store.disk.claims import Claims, Lender, Work
+from puna.store.disk.files import is_file
+from puna.store.disk.locks import LocksMissing, StoreLock
+from puna.store.disk.manifests import Manifest, Manifests, StoredManifest
+from puna.store.disk.space import storing
+from puna.store.models.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Report, silent
+from puna.store.recipe import Recipe
 from puna.store.sources import file, pull
-from puna.store.space import storing
 from puna.store.transfers import Transfers
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ class Store:
     def create(self, text: str, recipe: Recipe, report: Report = silent) -> StoredModel:
         """Make a model from another one or from uploaded files; one of that name is replaced.
 
-        Errors: InvalidName; BadRequest, FileFormatError, UnsupportedModel as puna.store.create has them; DiskFull; StoreError.
+        Errors: InvalidName; BadRequest, FileFormatError, UnsupportedModel as in puna.store.creating; DiskFull; StoreError.
         """
         name = Name.parse(text)
         with storing(self.root), self.work() as work:

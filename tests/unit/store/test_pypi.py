@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from puna.errors import BadRequest, FileFormatError, InvalidName, SourceError
-from puna.store.create import Recipe
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Cancelled, Progress
-from puna.store.sources import pip, pull, pypi, starters
-from puna.store.sources.pypi import PackageReference
+from puna.store.recipe import Recipe
+from puna.store.sources import pull
+from puna.store.sources.packages import pip, pypi, starters
+from puna.store.sources.packages.pypi import PackageReference
 from puna.store.store import Store
 from tests.patience import PATIENCE_S
 from tests.unit.store.at_work import CopyingPip

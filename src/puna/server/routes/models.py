@@ -33,13 +33,13 @@ from puna.prompt.gotemplate import GoTemplate
 from puna.server.bodies import NDJSON, Stream, json_response, read_json
 from puna.server.errors import describe, native_body
 from puna.server.requests import Caller
-from puna.store import space
-from puna.store.blobs import BlobWriter, parse_digest
-from puna.store.create import Recipe
-from puna.store.model import StoredModel
+from puna.store.disk import space
+from puna.store.disk.blobs import BlobWriter, parse_digest
+from puna.store.models.model import StoredModel
+from puna.store.models.show import show
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
-from puna.store.show import show
+from puna.store.recipe import Recipe
 from puna.store.sources import file, pull
 from puna.store.store import Store
 from puna.wire import LoadReply

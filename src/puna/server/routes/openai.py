@@ -34,7 +34,7 @@ from puna.server.generation import Choices, Finished, Job, Logprobs, ScoredPart,
 from puna.server.native import Whole, gather_choices, reply_logprob
 from puna.server.prompts import has_template
 from puna.server.requests import Caller, chat_job, generate_job
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 from puna.store.names import Name
 from puna.wire import TokenLogprob
 

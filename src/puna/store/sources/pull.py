@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from puna.errors import SourceError
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
-from puna.store.sources import pypi, starters
+from puna.store.sources.packages import pypi, starters
 
 if TYPE_CHECKING:
-    from puna.store.model import StoredModel
+    from puna.store.models.model import StoredModel
     from puna.store.store import Store
 
 

@@ -14,21 +14,22 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from puna.errors import BadRequest, InvalidName, SourceError
-from puna.store import space
-from puna.store.blobs import CHUNK_BYTES, short
-from puna.store.claims import Work
-from puna.store.config import ModelConfig
-from puna.store.create import Recipe, create
-from puna.store.details import read_details
+from puna.store.creating.create import create
+from puna.store.disk import space
+from puna.store.disk.blobs import CHUNK_BYTES, short
+from puna.store.disk.claims import Work
+from puna.store.disk.config import ModelConfig
+from puna.store.disk.scratch import scratch
+from puna.store.models.details import read_details
 from puna.store.names import DEFAULT_TAG, Name
 from puna.store.progress import Progress, Report, silent
-from puna.store.scratch import scratch
-from puna.store.sources import starters
-from puna.store.sources.pip import Pip, Wheel
-from puna.store.sources.wheel import WheelFile
+from puna.store.recipe import Recipe
+from puna.store.sources.packages import starters
+from puna.store.sources.packages.pip import Pip, Wheel
+from puna.store.sources.packages.wheel import WheelFile
 
 if TYPE_CHECKING:
-    from puna.store.model import StoredModel
+    from puna.store.models.model import StoredModel
     from puna.store.store import Permit, Store
 
 PREFIX = "pypi:"
