@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from puna.errors import BadRequest, NotFound, StoreError
-from puna.store import store as stores
+from puna.store import folder as stores
 from puna.store.disk import claims, locks
 from puna.store.disk.manifests import StoredManifest
 from puna.store.disk.scratch import scratch

@@ -40,7 +40,8 @@ from puna.store.models.show import show
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
 from puna.store.recipe import Recipe
-from puna.store.sources import file, pull
+from puna.store.sources import file
+from puna.store.sources.reference import source_of
 from puna.store.store import Store
 from puna.wire import LoadReply
 
@@ -131,7 +132,7 @@ async def pull_model(request: Request) -> Response:
     """POST /api/pull. Clients that pull the same thing share one download."""
     body = await read_json(request, PullRequest)
     store: Store = request.app.state.store
-    key = pull.key(body.reference)
+    key = source_of(body.reference).key
     name = Name.parse(body.name_for_it).key if body.name_for_it else ()
 
     def work(report: Report) -> object:

