@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from puna.store.sources.pip import Pip, Wheel
+from puna.store.sources.packages.pip import Pip, Wheel
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from tests.contract.test_embed_routes import Serving
 from tests.tiny import RANK, write_bert, write_llama
 

@@ -13,7 +13,7 @@ import ollama
 import openai
 import pytest
 
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from tests.contract.test_embed_routes import Serving
 from tests.patience import wait_until
 from tests.tiny import write_llama

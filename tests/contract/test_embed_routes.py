@@ -20,7 +20,7 @@ import pytest
 from puna import wire
 from puna.llm.runner import Runner
 from puna.server.placing.scheduler import launch_runner
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from tests.patience import wait_until
 from tests.tiny import CORPUS, write_bert, write_llama
 from tests.unit.server.live import Live

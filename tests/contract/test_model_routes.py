@@ -25,8 +25,8 @@ from puna.errors import PunaError, SourceError
 from puna.server.app import create_app, make_server
 from puna.server.placing.scheduler import Scheduler
 from puna.settings import Settings, parse_address
-from puna.store.create import Recipe
 from puna.store.progress import Progress, Report
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.patience import PATIENCE_S, wait_until
 from tests.unit.store.faults import failing_at

@@ -12,7 +12,7 @@ import ollama
 import openai
 import pytest
 
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from tests.contract.test_embed_routes import Serving, ok
 from tests.tiny import CORPUS, write_bert, write_llama
 

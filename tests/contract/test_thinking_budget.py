@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from puna.runner.engine import Engine
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import Done, LoadOptions, LoadRequest, Thoughts
 from tests.contract.test_constrained import WILD, Answer, schema

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.e2e.test_first_light import serving
 from tests.patience import PATIENCE_S

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from puna.gguf.reader import GGUFFile
-from puna.store.show import show
-from puna.store.sources.starters import STARTERS
+from puna.store.models.show import show
+from puna.store.sources.packages.starters import STARTERS
 from puna.store.store import Store
 
 

@@ -19,7 +19,7 @@ import pytest
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import ValueType
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.compat_engine import CompatEngine
 from tests.hf import Definition, hf_config, hf_tensors, write_safetensors

@@ -14,11 +14,11 @@ import pytest
 from puna.errors import PunaError
 from puna.gguf.quantise import KINDS
 from puna.gguf.reader import GGUFFile
-from puna.store import quantise as quantising
-from puna.store.create import Recipe
-from puna.store.model import StoredModel
+from puna.store.creating import quantise as quantising
+from puna.store.models.model import StoredModel
+from puna.store.models.show import show
 from puna.store.progress import Cancelled, Progress
-from puna.store.show import show
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.hf import hf_config, hf_tensors, write_checkpoint
 from tests.oracle import Oracle

@@ -15,8 +15,8 @@ import uvloop
 from puna import environment
 from puna.llm.discovery import look
 from puna.llm.runner import SPARE_COMMAND, Runner, command_for
-from puna.store import quantise as quantising
-from puna.store.sources.pip import Pip
+from puna.store.creating import quantise as quantising
+from puna.store.sources.packages.pip import Pip
 from tests.patience import wait_until
 
 SECRETS = {
@@ -128,7 +128,7 @@ def test_pip_and_its_folder_go_with_a_server_that_is_killed(tmp_path: Path, monk
         tmp_path / "fake", monkeypatch, "open(os.environ['TMPDIR'] + '/pid', 'w').write(f'{os.getpid()}.')\ntime.sleep(1000)"
     )
     ask = f"Pip(Path({str(work)!r}), lambda *_: None)._run([], lambda *_: None)"
-    code = f"from pathlib import Path\nfrom puna.store.sources.pip import Pip\n{ask}"
+    code = f"from pathlib import Path\nfrom puna.store.sources.packages.pip import Pip\n{ask}"
     with subprocess.Popen([sys.executable, "-c", code]) as server:
         wait_until(lambda: (work / "pid").exists() and (work / "pid").read_text().endswith("."))
         pip = psutil.Process(int((work / "pid").read_text()[:-1]))

@@ -13,9 +13,9 @@ from typing import Any
 from puna.api.client import Client
 from puna.cli.progress import Display
 from puna.errors import BadRequest, NotFound
-from puna.store import modelfile as modelfiles
-from puna.store.files import read_limited
-from puna.store.modelfile import Modelfile
+from puna.store.disk.files import read_limited
+from puna.store.models import modelfile as modelfiles
+from puna.store.models.modelfile import Modelfile
 
 DEFAULT_FILE = "Modelfile"
 _CHUNK_BYTES = 1 << 20

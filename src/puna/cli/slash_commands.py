@@ -19,7 +19,7 @@ from puna.cli.table import table
 from puna.cli.terminal import printable
 from puna.cli.think import LEVELS
 from puna.errors import NotFound, PunaError
-from puna.store import parameters
+from puna.store.models import parameters
 
 _HELP = """\
 Available Commands:

@@ -22,7 +22,7 @@ from puna.llm.runner import Runner
 from puna.llm.spare import Spare
 from puna.server.placing.loaded import Loadable
 from puna.server.placing.scheduler import Scheduler
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

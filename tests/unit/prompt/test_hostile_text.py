@@ -22,7 +22,7 @@ from puna.prompt.tools.calls import Tools, find_calls
 from puna.prompt.tools.marks import marks_in
 from puna.prompt.tools.parser import ToolParser
 from puna.settings import parse_duration
-from puna.store import modelfile, parameters
+from puna.store.models import modelfile, parameters
 from tests.growth import LIMIT, growth
 
 TOOLS: list[dict[str, Any]] = [

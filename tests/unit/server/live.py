@@ -18,7 +18,7 @@ from puna.llm.runner import Runner
 from puna.server.app import create_app, make_server
 from puna.server.placing.scheduler import Scheduler
 from puna.settings import Address, Settings
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.patience import PATIENCE_S
 from tests.tiny import write_llama

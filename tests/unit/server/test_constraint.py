@@ -11,7 +11,7 @@ from puna.api.generate import GenerateRequest
 from puna.errors import BadRequest, PunaError
 from puna.prompt.thinking import Tags
 from puna.server.prompting.constraint import grammar_of, with_thoughts
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from puna.wire import Grammar
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import HI, last_completion, lines

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from tests.patience import wait_until
 from tests.tiny import write_llama
 from tests.unit.llm.scripted import requests_to

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from puna.api.openai import Message, native_messages
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import FULL_NAME, HI, last_completion
 

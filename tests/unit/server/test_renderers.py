@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from puna.store.create import Recipe
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.unit.server.live import Live
 from tests.unit.server.test_native import HI

@@ -22,11 +22,12 @@ from pathlib import Path
 import pytest
 
 from puna.errors import NotFound
-from puna.store.create import Recipe, create
+from puna.store.creating.create import create
 from puna.store.names import Name
 from puna.store.progress import Progress, silent
-from puna.store.sources import pypi
-from puna.store.sources.pip import Wheel
+from puna.store.recipe import Recipe
+from puna.store.sources.packages import pypi
+from puna.store.sources.packages.pip import Wheel
 from puna.store.store import Store
 from tests.unit.store.faults import watching
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.unit.store.gguf_files import write_model
 

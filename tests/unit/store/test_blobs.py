@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.errors import BadRequest, FileFormatError, NotFound
-from puna.store.blobs import Blobs, parse_digest
+from puna.store.disk.blobs import Blobs, parse_digest
 
 HELLO = "sha256:" + hashlib.sha256(b"hello").hexdigest()
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from puna.errors import BadRequest, NotFound, StoreError
-from puna.store import claims, locks
-from puna.store import store as stores
-from puna.store.create import Recipe
-from puna.store.manifests import StoredManifest
-from puna.store.model import StoredModel
+from puna.store import folder as stores
+from puna.store.disk import claims, locks
+from puna.store.disk.manifests import StoredManifest
+from puna.store.disk.scratch import scratch
+from puna.store.models.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Progress
-from puna.store.scratch import scratch
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.unit.store.at_work import age, is_unfinished
 from tests.unit.store.faults import watching

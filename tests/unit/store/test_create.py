@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, PunaError, SourceError, UnsupportedModel
-from puna.store import modelfile
-from puna.store.create import Recipe
+from puna.store.models import modelfile
+from puna.store.models.show import show
 from puna.store.progress import Progress
-from puna.store.show import show
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.lora import write_lora
 from tests.unit.store.gguf_files import write_model

@@ -7,9 +7,9 @@ import pytest
 
 from puna.api.parameter_count import human_number
 from puna.errors import FileFormatError, NotFound
-from puna.store.capabilities import capabilities
-from puna.store.config import ModelConfig
-from puna.store.details import FileDetails, read_details
+from puna.store.disk.config import ModelConfig
+from puna.store.models.capabilities import capabilities
+from puna.store.models.details import FileDetails, read_details
 from tests.unit.store.gguf_files import JINJA, write_model
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from puna.errors import DiskFull, PunaError, SourceError
-from puna.store import quantise
-from puna.store.create import Recipe
-from puna.store.sources import pip, pypi
+from puna.store.creating import quantise
+from puna.store.recipe import Recipe
+from puna.store.sources.packages import pip, pypi
 from puna.store.store import Store
 from tests.unit.store import at_work
 from tests.unit.store.faults import failing_at

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from puna.errors import FileFormatError, InvalidName, NotFound, StoreError
-from puna.store.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE, Layer, Manifest, Manifests, decode
+from puna.store.disk.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE, Layer, Manifest, Manifests, decode
 from puna.store.names import Name
 
 DIGEST = "sha256:" + "a" * 64

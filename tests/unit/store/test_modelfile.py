@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.errors import FileFormatError
-from puna.store import modelfile
-from puna.store.modelfile import Instruction, Modelfile
+from puna.store.models import modelfile
+from puna.store.models.modelfile import Instruction, Modelfile
 
 COMMANDS = (
     'command must be one of "from", "license", "template", "system", "adapter", "draft", "renderer", "parser", '

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.errors import InvalidName
-from puna.store.manifests import Manifests
+from puna.store.disk.manifests import Manifests
 from puna.store.names import Name
 
 FIRST = string.ascii_letters + string.digits + "_"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from puna.api.options import OptionTypeError
-from puna.store import parameters
+from puna.store.models import parameters
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from puna.store.create import Recipe
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.unit.store import at_work
 from tests.unit.store.gguf_files import write_model

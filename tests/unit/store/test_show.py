@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from puna.store import described
-from puna.store.create import Recipe
-from puna.store.show import show
+from puna.store.models import described
+from puna.store.models.show import show
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.unit.store.gguf_files import JINJA, write_model
 

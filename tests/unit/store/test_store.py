@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, UnsupportedModel
-from puna.store.create import Recipe
-from puna.store.manifests import LAYER_PREFIX
+from puna.store.disk.manifests import LAYER_PREFIX
 from puna.store.names import Name
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.unit.store.gguf_files import JINJA, write_model
 

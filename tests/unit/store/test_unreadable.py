@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from puna.errors import PunaError, StoreError
-from puna.store.create import Recipe
 from puna.store.names import Name
+from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.unit.store.faults import failing
 

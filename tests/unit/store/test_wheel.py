@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from puna.errors import SourceError
-from puna.store.sources import wheel
-from puna.store.sources.wheel import WheelFile
+from puna.store.sources.packages import wheel
+from puna.store.sources.packages.wheel import WheelFile
 from tests.unit.store.wheels import record_hash, write_wheel
 
 GGUF = b"GGUF and so on"

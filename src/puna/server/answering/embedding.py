@@ -19,7 +19,7 @@ from puna.api import options as model_options
 from puna.errors import NotFound, UnsupportedModel
 from puna.llm.load import wanted_load
 from puna.server.checking.check import Caller
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 
 log = logging.getLogger(__name__)
 

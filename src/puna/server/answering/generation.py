@@ -24,7 +24,7 @@ from puna.server.http import request_id
 from puna.server.metrics import Generation, Metrics
 from puna.server.placing.loaded import Loaded
 from puna.server.placing.scheduler import Scheduler
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 
 T = TypeVar("T")
 MakePrompt = Callable[["Room"], Awaitable["Prompt"]]

@@ -31,8 +31,8 @@ from puna.server.placing.scheduler import Scheduler
 from puna.server.prompting import conversation as prompts
 from puna.server.prompting.constraint import grammar_of, thoughts_of, with_thoughts
 from puna.settings import FOREVER, Settings
-from puna.store.details import read_details
-from puna.store.model import StoredModel
+from puna.store.models.details import read_details
+from puna.store.models.model import StoredModel
 from puna.store.store import Store
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from puna.prompt.parsers import PARSERS
 from puna.prompt.render import PromptRequest, Source, Think
 from puna.server.answering.generation import Prompt, Room, fit
 from puna.server.answering.rendering import Renderers
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 
 Turn = dict[str, Any]  # a message as templates see it
 

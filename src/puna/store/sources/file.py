@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from puna.errors import FileFormatError, NotFound
-from puna.store.config import ModelConfig
-from puna.store.details import read_details
-from puna.store.model import StoredModel
+from puna.store.disk.config import ModelConfig
+from puna.store.models.details import read_details
+from puna.store.models.model import StoredModel
 
 
 def is_path(text: str) -> bool:

@@ -33,14 +33,15 @@ from puna.prompt.gotemplate import GoTemplate
 from puna.server.checking.check import Caller
 from puna.server.http.bodies import NDJSON, Stream, json_response, read_json
 from puna.server.http.errors import describe, native_body
-from puna.store import space
-from puna.store.blobs import BlobWriter, parse_digest
-from puna.store.create import Recipe
-from puna.store.model import StoredModel
+from puna.store.disk import space
+from puna.store.disk.blobs import BlobWriter, parse_digest
+from puna.store.models.model import StoredModel
+from puna.store.models.show import show
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
-from puna.store.show import show
-from puna.store.sources import file, pull
+from puna.store.recipe import Recipe
+from puna.store.sources import file
+from puna.store.sources.reference import source_of
 from puna.store.store import Store
 from puna.wire import LoadReply
 
@@ -131,7 +132,7 @@ async def pull_model(request: Request) -> Response:
     """POST /api/pull. Clients that pull the same thing share one download."""
     body = await read_json(request, PullRequest)
     store: Store = request.app.state.store
-    key = pull.key(body.reference)
+    key = source_of(body.reference).key
     name = Name.parse(body.name_for_it).key if body.name_for_it else ()
 
     def work(report: Report) -> object:

@@ -16,7 +16,7 @@ from puna.api.generate import PsReply, RunningModel, VersionReply
 from puna.server.apis.native.reply import respond
 from puna.server.checking.check import Caller
 from puna.server.placing.loaded import Running
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 from puna.wire import MemoryReport
 
 _FOREVER_S = (1 << 63) // 10**9  # how Ollama shows "for ever": as far ahead as Go's clock goes, about 292 years

@@ -34,7 +34,7 @@ from puna.server.http.bodies import EVENT_STREAM, Stream, checked, json_response
 from puna.server.http.errors import openai_body
 from puna.server.prompting.constraint import forcing
 from puna.server.prompting.conversation import has_template
-from puna.store.model import StoredModel
+from puna.store.models.model import StoredModel
 from puna.store.names import Name
 from puna.wire import TokenLogprob
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from puna.api.parameter_count import human_number
 from puna.errors import NotFound, StoreError
 from puna.gguf.reader import GGUFFile
-from puna.store.files import is_absent
+from puna.store.disk.files import is_absent
 
 # general.file_type, as llama.cpp numbers them
 FILE_TYPES = {

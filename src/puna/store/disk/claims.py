@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from puna.errors import StoreError
-from puna.store.files import names_in
-from puna.store.locks import NO_LOCKS, LocksMissing, StoreLock
-from puna.store.space import explained, storing
+from puna.store.disk.files import names_in
+from puna.store.disk.locks import NO_LOCKS, LocksMissing, StoreLock
+from puna.store.disk.space import explained, storing
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from puna.errors import StoreError
-from puna.store.files import make_folder
-from puna.store.space import explained
+from puna.store.disk.files import make_folder
+from puna.store.disk.space import explained
 
 if TYPE_CHECKING:
     from filelock import FileLock

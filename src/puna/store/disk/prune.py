@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from puna.errors import StoreError
-from puna.store.files import names_in
+from puna.store.disk.files import names_in
 
 log = logging.getLogger(__name__)
 

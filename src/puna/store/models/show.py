@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from puna.api.models import ModelDetails, ShowResponse, local_time
 from puna.engines import Choice
-from puna.store import modelfile, parameters
-from puna.store.described import describe
-from puna.store.model import StoredModel
+from puna.store.models import modelfile, parameters
+from puna.store.models.described import describe
+from puna.store.models.model import StoredModel
 
 
 def show(model: StoredModel, *, verbose: bool = False, system: str = "", engine: Choice | None = None) -> ShowResponse:

@@ -5,101 +5,55 @@ Changed layers are written anew, all others are shared with the base model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
 from puna.errors import BadRequest, FileFormatError, NotFound, UnsupportedModel
 from puna.gguf.quantise import kind_named
-from puna.prompt.families.registry import FAMILIES
-from puna.prompt.parsers import PARSERS
-from puna.store import config as configs
-from puna.store import parameters
-from puna.store.blobs import Blob, parse_digest
-from puna.store.claims import Work
-from puna.store.config import ModelConfig
-from puna.store.details import FileDetails, read_details
-from puna.store.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE, Layer, Manifest
-from puna.store.model import StoredModel
-from puna.store.modelfile import ROLES, SEMVER
+from puna.store.creating.weights import check_adapter, convert_adapter, convert_checkpoint, quantise_blob
+from puna.store.disk import config as configs
+from puna.store.disk.blobs import Blob, parse_digest
+from puna.store.disk.claims import Work
+from puna.store.disk.config import ModelConfig
+from puna.store.disk.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE, Layer, Manifest
+from puna.store.folder import ModelFolder, Permit
+from puna.store.models import parameters
+from puna.store.models.details import FileDetails, read_details
+from puna.store.models.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
-from puna.store.weights import check_adapter, convert_adapter, convert_checkpoint, quantise_blob
-
-if TYPE_CHECKING:
-    from puna.store.store import Permit, Store
+from puna.store.recipe import Recipe, info_fields
 
 GGUF_MAGIC = b"GGUF"
 _MAX_LOOKS = 16
 
-_INFO_TYPES: dict[str, tuple[str, str]] = {  # field of a request's info: field of the configuration, type
-    "model_family": ("model_family", "string"),
-    "base_name": ("base_name", "string"),
-    "quantization_level": ("file_type", "string"),
-    "parameter_size": ("model_type", "string"),
-    "context_length": ("context_length", "number"),
-    "embedding_length": ("embedding_length", "number"),
-}
+Fetch = Callable[[str], StoredModel]
+"""Brings a model that is not there, by its name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What a model is made of. Exactly one of *base* and *files* gives the weights."""
-
-    base: str = ""  # name of a model; pulled when it is not there
-    files: Mapping[str, str] | None = None  # relative path: digest
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    template: str = ""
-    system: str = ""
-    licenses: tuple[str, ...] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    messages: tuple[Mapping[str, Any], ...] = ()
-    renderer: str = ""
-    parser: str = ""
-    requires: str = ""
-    quantize: str = ""
-    info: Mapping[str, Any] = field(default_factory=dict)
-    source: dict[str, str] | None = None  # kept in the configuration: where the weights came from
-
-    def check(self) -> None:
-        """Everything that can be said before any file is touched.
-
-        Errors: BadRequest; PunaError for a quantisation that does not exist; OptionTypeError.
-        """
-        if not self.base and self.files is None:
-            raise BadRequest("neither 'from' or 'files' was specified")
-        for path, digest in [*(self.files or {}).items(), *self.adapters.items()]:
-            _check_path(path)
-            parse_digest(digest)
-        if not self.base and not self.files:
-            raise BadRequest("unknown type")
-        for message in self.messages:
-            if message.get("role") not in (*ROLES, "tool"):
-                raise BadRequest('message role must be one of "system", "user", or "assistant"')
-        if self.requires and not SEMVER.fullmatch(self.requires):
-            raise BadRequest("requires must be a valid semver (e.g. 0.14.0)")
-        for kind, name, known in (("renderer", self.renderer, FAMILIES), ("parser", self.parser, PARSERS)):
-            if name and name not in known:
-                raise BadRequest(f'unknown {kind} "{name}"; there are {", ".join(known)}')
-        if self.quantize:
-            kind_named(self.quantize)
-        parameters.check(self.parameters)
-        _info_fields(self.info)
-
-
-def create(store: Store, work: Work, name: Name, recipe: Recipe, report: Report, permit: Permit | None = None) -> StoredModel:
+def create(
+    folder: ModelFolder,
+    work: Work,
+    name: Name,
+    recipe: Recipe,
+    report: Report,
+    permit: Permit | None = None,
+    *,
+    fetch: Fetch | None = None,
+) -> StoredModel:
     """Write the layers and the manifest of a new model, or of a new version of one if *permit* does not object.
 
-    Errors: as Recipe.check; FileFormatError for a damaged file; UnsupportedModel for what cannot be converted; PunaError
-    for a model that cannot be quantised.
+    A base that is not there is left to *fetch* to bring. Errors: as Recipe.check; NotFound for a base that nobody brings;
+    FileFormatError for a damaged file; UnsupportedModel for what cannot be converted; PunaError for a model that cannot be
+    quantised.
     """
     recipe.check()
-    draft = _Draft(store, work, report)
+    draft = _Draft(folder, work, report)
     if recipe.base:
-        draft.take_over(_base(store, work, recipe.base, report), recipe)
+        draft.take_over(_base(folder, work, recipe.base, fetch), recipe)
     else:
         draft.add_files({path: parse_digest(digest) for path, digest in (recipe.files or {}).items()})
     if recipe.quantize:
@@ -112,10 +66,10 @@ def create(store: Store, work: Work, name: Name, recipe: Recipe, report: Report,
 class _Draft:
     """The layers and the configuration of a model in the making."""
 
-    def __init__(self, store: Store, work: Work, report: Report) -> None:
-        self.store = store
+    def __init__(self, folder: ModelFolder, work: Work, report: Report) -> None:
+        self.folder = folder
         self.work = work
-        self.blobs = store.blobs_of(work)
+        self.blobs = folder.blobs_of(work)
         self.report = report
         self.layers: list[tuple[Layer, bool]] = []  # with whether the blob is new
         self.config = ModelConfig(model_format="gguf")
@@ -170,7 +124,7 @@ class _Draft:
                 new = msgspec.structs.replace(layer, digest=blob.digest, size=blob.n_bytes)
                 self.layers[i] = (new, blob.is_new)
                 if is_new:  # it was only a step on the way
-                    self.store.remove_unused([layer.digest], self.work)
+                    self.folder.remove_unused([layer.digest], self.work)
 
     def _add_model_file(self, path: str, digest: str) -> str:
         """Returns the kind; an adapter is not added."""
@@ -223,7 +177,7 @@ class _Draft:
         changes: dict[str, Any] = {key: value for key in ("renderer", "parser") if (value := getattr(recipe, key))}
         if recipe.requires:
             changes["requires"] = recipe.requires.removeprefix("v")
-        changes |= _info_fields(recipe.info)
+        changes |= info_fields(recipe.info)
         changes["source"] = recipe.source
         digests = [layer.digest for layer, _ in self.layers]
         content = configs.encode(msgspec.structs.replace(self.config, **changes), self.extra, digests)
@@ -233,7 +187,7 @@ class _Draft:
             self.report(Progress(f"{'creating new' if is_new else 'using existing'} layer {layer.digest}"))
         self.report(Progress("writing manifest"))
         manifest = Manifest(2, MANIFEST_TYPE, config, [layer for layer, _ in self.layers])
-        created = self.store.opened(self.store.write_manifest(name, manifest, self.work, permit))
+        created = self.folder.opened(self.folder.write_manifest(name, manifest, self.work, permit))
         self.report(Progress("success"))
         return created
 
@@ -276,16 +230,18 @@ class _Draft:
             self.layers.append((layer, blob.is_new))
 
 
-def _base(store: Store, work: Work, text: str, report: Report) -> StoredModel:
+def _base(folder: ModelFolder, work: Work, text: str, fetch: Fetch | None) -> StoredModel:
     """The model to start from, all of it claimed."""
     for _ in range(_MAX_LOOKS):
         try:
-            base = store.get(text)
+            base = folder.get(text)
         except NotFound:
-            base = store.pull(text, report)
+            if fetch is None:
+                raise
+            base = fetch(text)
         digests = [layer.digest for layer in base.manifest.blobs] if base.manifest else []
         work.claim(digests)
-        if all(store.blobs.has(digest) for digest in digests):
+        if all(folder.blobs.has(digest) for digest in digests):
             return base
         work.drop(digests)  # it was deleted or replaced a moment ago
     raise FileFormatError(f"{base.name} is damaged: some of its blobs are missing, pull or create it again")
@@ -294,37 +250,3 @@ def _base(store: Store, work: Work, text: str, report: Report) -> StoredModel:
 def _begins(path: Any) -> bytes:
     with path.open("rb") as file:
         return bytes(file.read(4))
-
-
-def _check_path(path: str) -> None:
-    pure = PurePosixPath(path)
-    is_clean = bool(path) and str(pure) == path and not pure.is_absolute() and ".." not in pure.parts and path != "."
-    if not is_clean or "\0" in path or "\\" in path or PureWindowsPath(path).drive:
-        raise BadRequest("file path must be relative")
-
-
-def _info_fields(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes to the configuration.
-
-    Errors: BadRequest naming the field of the wrong type.
-    """
-    changes: dict[str, Any] = {}
-    for key, (target, kind) in _INFO_TYPES.items():
-        value = info.get(key)
-        if value is None:
-            continue
-        if kind == "string" and not isinstance(value, str):
-            raise BadRequest(f'info field "{key}" must be a string')
-        if kind == "number":
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise BadRequest(f'info field "{key}" must be a number')
-            if value < 0 or value != int(value):
-                raise BadRequest(f'info field "{key}" must be a non-negative integer')
-            value = int(value)
-        changes[target] = value
-    names = info.get("capabilities")
-    if names is not None:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise BadRequest('info field "capabilities" must be a list of strings')
-        changes["capabilities"] = names
-    return changes

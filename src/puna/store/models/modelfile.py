@@ -13,7 +13,7 @@ from typing import Any
 
 from puna.api.options import DEPRECATED
 from puna.errors import BadRequest, FileFormatError
-from puna.store import parameters
+from puna.store.models import parameters
 
 INSTRUCTIONS = (
     *("from", "license", "template", "system", "adapter", "draft", "renderer", "parser", "parameter", "message", "requires"),

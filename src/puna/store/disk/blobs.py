@@ -16,8 +16,17 @@ from types import TracebackType
 from typing import Protocol
 
 from puna.errors import BadRequest, FileFormatError, NotFound, StoreError
-from puna.store import space
-from puna.store.files import create_beside, is_absent, is_file, make_folder, names_in, open_regular, read_limited, sync_folder
+from puna.store.disk import space
+from puna.store.disk.files import (
+    create_beside,
+    is_absent,
+    is_file,
+    make_folder,
+    names_in,
+    open_regular,
+    read_limited,
+    sync_folder,
+)
 
 CHUNK_BYTES = 1 << 20
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from puna.errors import FileFormatError, NotFound, StoreError, UnsupportedModel
-from puna.store.capabilities import capabilities
-from puna.store.config import ModelConfig
-from puna.store.details import FileDetails, read_details
-from puna.store.manifests import Manifest
+from puna.store.disk.config import ModelConfig
+from puna.store.disk.manifests import Manifest
+from puna.store.models.capabilities import capabilities
+from puna.store.models.details import FileDetails, read_details
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, PunaError, StoreError
-from puna.store.blobs import parse_digest
-from puna.store.files import is_absent, is_file, names_in, read_with_time, remove_empty_folders, write_atomically
+from puna.store.disk.blobs import parse_digest
+from puna.store.disk.files import is_absent, is_file, names_in, read_with_time, remove_empty_folders, write_atomically
 from puna.store.names import Name
 
 log = logging.getLogger(__name__)

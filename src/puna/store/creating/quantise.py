@@ -13,7 +13,7 @@ from typing import IO
 from puna.environment import for_computing
 from puna.errors import PunaError
 from puna.gguf.quantise import KINDS
-from puna.store import space
+from puna.store.disk import space
 
 POLL_S = 0.1
 _SHOWN_STDERR_CHARS = 300

@@ -8,13 +8,13 @@ from pathlib import Path
 from puna.errors import FileFormatError, PunaError
 from puna.gguf.lora import read_lora
 from puna.gguf.reader import GGUFFile
-from puna.store.blobs import Blob, Blobs
-from puna.store.claims import Work
-from puna.store.details import read_details
+from puna.store.creating.quantise import quantise
+from puna.store.disk.blobs import Blob, Blobs
+from puna.store.disk.claims import Work
+from puna.store.disk.scratch import scratch
+from puna.store.disk.space import storing
+from puna.store.models.details import read_details
 from puna.store.progress import Progress, Report
-from puna.store.quantise import quantise
-from puna.store.scratch import scratch
-from puna.store.space import storing
 
 UNQUANTIZED = ("F32", "F16", "BF16")
 QUANTIZING = "0" * 19  # stands for a digest in progress lines, as in Ollama's: clients show a bar only where there is one

@@ -8,8 +8,8 @@ from __future__ import annotations
 from puna.prompt.families.registry import FAMILIES
 from puna.prompt.parsers import PARSERS
 from puna.prompt.template_text import around_thinking, go_fields, jinja_words
-from puna.store.config import ModelConfig
-from puna.store.details import FileDetails
+from puna.store.disk.config import ModelConfig
+from puna.store.models.details import FileDetails
 
 THINKING_FAMILIES = frozenset({"gptoss", "gpt-oss"})
 

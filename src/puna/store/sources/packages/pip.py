@@ -18,8 +18,8 @@ import msgspec
 
 from puna.environment import for_pip
 from puna.errors import FileFormatError, SourceError
-from puna.store import space
-from puna.store.files import read_limited
+from puna.store.disk import space
+from puna.store.disk.files import read_limited
 
 OnBytes = Callable[[int, int], None]
 """Called with bytes done and in all while pip works, and now and then without news (0, 0); may raise to stop pip."""
@@ -118,7 +118,7 @@ class Pip:
         out, err = self._folder / "out.txt", self._folder / "err.txt"
         options = ["--no-input", "--disable-pip-version-check", "--no-color", "--cache-dir", str(self._folder / "cache")]
         # -P: the folder we happen to run in must not provide modules
-        command = [sys.executable, "-P", "-m", "puna.store.sources.pip_process", str(self._folder), *options, *arguments]
+        command = [sys.executable, "-P", "-m", "puna.store.sources.packages.pip_process", str(self._folder), *options, *arguments]
         environment = {**for_pip(), "TMPDIR": str(self._folder), "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUTF8": "1"}
         environment.pop("PIP_NO_CACHE_DIR", None)  # it would win over the cache folder named here
         with out.open("wb") as stdout, err.open("wb") as stderr:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from puna.store.claims import Work
-from puna.store.prune import TEMPORARY
-from puna.store.space import storing
+from puna.store.disk.claims import Work
+from puna.store.disk.prune import TEMPORARY
+from puna.store.disk.space import storing
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""From a recipe to a model: weights converted and quantised, layers, a manifest."""
