@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from puna.errors import PunaError
 from puna.kvcache.batch import Batch
 from puna.kvcache.rotation import Rotation
+from puna.ml.attention import AttentionRange
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
 
@@ -37,18 +38,9 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Attended:
-    """What a range of a batch's rows attends to; they are n_sequences groups of n_rows rows each, one after another.
+class Attended(AttentionRange):
+    """A range as the cache holds it; all of a layer are turned alike."""
 
-    Shapes: key and value [head_dim, m, n_kv_heads, n_sequences], mask F16 [m, n_rows, 1, n_sequences].
-    """
-
-    begin: int  # first row
-    n_rows: int  # of each sequence
-    n_sequences: int
-    key: Tensor
-    value: Tensor
-    mask: Tensor
     key_rotation: Rotation | None = None  # the keys are turned: so must the queries be,
     value_rotation: Rotation | None = None  # and the values: what is mixed from them must be turned back
 

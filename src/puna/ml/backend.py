@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from puna.ml.attention import AttentionRange, Scoring
 from puna.ml.tensor import DType, Tensor
 from puna.wire import MemoryReport
 
@@ -40,14 +41,19 @@ class Context(Protocol):
     rows are inputs. Every input must be set before every compute, because its memory is reused once it was read.
     """
 
-    has_flash_attention: bool  # whether attention may use the fused operation
-
     def input(self, dtype: DType, *shape: int) -> Tensor: ...
     def use(self, tensor: Any) -> Any:
         """A handle on a weight or stored tensor for building with it in this graph."""
 
     def forward(self, tensor: Tensor) -> None:
         """Make the tensor part of the graph, in the order of the calls."""
+
+    def attention(self, query: Tensor, ranges: Sequence[AttentionRange], scoring: Scoring) -> Tensor:
+        """Every row's mixture of the values that its range shows it; the ranges cover all rows in order.
+
+        Shapes: query [head_dim, n_heads, n]; the result is [head_dim of value * n_heads, n]. Query heads take key and value
+        heads in groups, n_heads / n_kv_heads one after another the same.
+        """
 
     def output(self, tensor: Tensor) -> None:
         """As forward, and keep its memory until the graph is rebuilt."""

@@ -122,9 +122,6 @@ class Tensor(Protocol):
     def softmax(self) -> Self:
         """Over axis 0."""
 
-    def softmax_masked(self, mask: Self, scale: float, sinks: Self | None = None) -> Self:
-        """Softmax(scale * self + mask) over axis 0; self [m, n, n_heads, s], mask F16 [m, n, 1, s], sinks F32 [n_heads]."""
-
     def sum_rows(self) -> Self:
         """The sum over axis 0, which gets the length 1."""
 
@@ -139,16 +136,6 @@ class Tensor(Protocol):
 
     def rope(self, positions: Self, options: RopeOptions, factors: Self | None = None) -> Self:
         """Self [head_dim, n_heads, n], positions I32 [n]; factors F32 [n_dims/2] divide the frequencies."""
-
-    def flash_attention(
-        self, key: Self, value: Self, mask: Self, scale: float, softcap: float = 0.0, sinks: Self | None = None
-    ) -> Self:
-        """Softmax(scale * K·q + mask)·V, fused; a softcap c bends scores s to c * tanh(s / c).
-
-        Shapes: self [head_dim, n, n_heads, s], key and value [head_dim, m, n_kv_heads, s], mask F16 [m, n, 1, s];
-        the result is [head_dim of value, n_heads, n, s]. Sinks F32 [n_heads] are scores that take part in the softmax
-        and stand for no key.
-        """
 
     def ssm_conv(self, kernel: Self) -> Self:
         """Each channel's convolution over time: self [width - 1 + n, channels, s], kernel [width, channels] give

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
-from puna.kvcache.cache import Attended, Cache
+from puna.kvcache.cache import Cache
+from puna.ml.attention import Scoring
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
 
@@ -33,37 +32,8 @@ def attention(
     turn, turn_back = ranges[0].key_rotation, ranges[0].value_rotation
     if turn:
         query = turn(query)
-    attend = _attend_fused if ctx.has_flash_attention else _attend
-    mixed = reduce(lambda a, b: a.concat(b, 1), [attend(query, to, scale, softcap, sinks) for to in ranges])
+    mixed = ctx.attention(query, ranges, Scoring(scale, softcap, sinks))
     if turn_back:
         n_heads, n = query.shape[1:3]
         mixed = turn_back(mixed.reshape(mixed.shape[0] // n_heads, n_heads, n)).flatten()
     return mixed
-
-
-def _rows_of(query: Tensor, to: Attended) -> Tensor:
-    """The queries of a range's rows, [head_dim, n_rows, n_heads, n_sequences]."""
-    head_dim, n_heads, _, _ = query.shape
-    _, head_bytes, token_bytes, _ = query.strides
-    rows = query.view(
-        (head_dim, n_heads, to.n_rows, to.n_sequences),
-        (head_bytes, token_bytes, to.n_rows * token_bytes),
-        to.begin * token_bytes,
-    )
-    return rows.permute(0, 2, 1, 3)
-
-
-def _attend_fused(query: Tensor, to: Attended, scale: float, softcap: float, sinks: Tensor | None) -> Tensor:
-    mixed = _rows_of(query, to).flash_attention(to.key, to.value, to.mask, scale, softcap, sinks)
-    return mixed.reshape(to.value.shape[0] * query.shape[1], to.n_rows * to.n_sequences)
-
-
-def _attend(query: Tensor, to: Attended, scale: float, softcap: float, sinks: Tensor | None) -> Tensor:
-    """Step by step, for devices without the fused operation."""
-    scores = to.key.mul_mat(_rows_of(query, to))
-    if softcap:
-        # The scale is applied before the cap, as in the fused operation, and so not again by the softmax.
-        scores, scale = scores.scale(scale / softcap).tanh().scale(softcap), 1.0
-    shares = scores.softmax_masked(to.mask, scale, sinks)
-    mixed = to.value.permute(1, 0, 2, 3).contiguous().mul_mat(shares).permute(0, 2, 1, 3).contiguous()
-    return mixed.reshape(to.value.shape[0] * query.shape[1], to.n_rows * to.n_sequences)

@@ -16,6 +16,7 @@ from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.ml.backend import LowRank, Use
 from puna.ml.ggml.adapters import Adapters
+from puna.ml.ggml.attention import Attention, fused, stepwise
 from puna.ml.ggml.devices import Device, cpu, devices
 from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.joined import parts_of
@@ -51,7 +52,7 @@ class GGMLBackend:
         flash_attention: bool = True,
         kernels: Kernels | None = None,
     ) -> None:
-        self._flash_attention = flash_attention
+        self._attend: Attention = fused if flash_attention else stepwise
         self._storage_contexts: dict[int, int] = {}  # by device
         self._storage: list[tuple[int, int, int]] = []  # layer, address, bytes
         self._abort = structs.AbortFlag()
@@ -249,7 +250,7 @@ class GGMLBackend:
         if max_nodes not in self._arenas:
             self._arenas[max_nodes] = np.empty(GGMLContext.arena_bytes(max_nodes) + 1024, np.uint8)
         scheduler, arena = self._scheduler_for(max_nodes), self._arenas[max_nodes]
-        context = GGMLContext(scheduler, max_nodes, arena, has_flash_attention=self._flash_attention)
+        context = GGMLContext(scheduler, max_nodes, arena, self._attend)
         if self._packer:
             self._packer.roundings.begin(context.address)
         return context

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from puna.errors import OutOfMemory, PunaError
+from puna.ml.attention import Scoring
+from puna.ml.ggml.attention import Attended, Attention, fused
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.tensor import DType
 from puna.native import structs
@@ -20,8 +23,8 @@ class GGMLContext:
     Tensors given to it are GGMLTensors of the same backend; the protocol it fills cannot say so.
     """
 
-    def __init__(self, scheduler: int, max_nodes: int, arena: npt.NDArray[np.uint8], *, has_flash_attention: bool = True) -> None:
-        self.has_flash_attention = has_flash_attention
+    def __init__(self, scheduler: int, max_nodes: int, arena: npt.NDArray[np.uint8], attend: Attention = fused) -> None:
+        self._attend = attend
         self.scheduler = scheduler
         self._arena = arena
         self.address = structs.new_context(arena.size, arena.ctypes.data)
@@ -49,6 +52,9 @@ class GGMLContext:
 
     def forward(self, tensor: Any) -> None:
         ggml().ggml_build_forward_expand(self._graph, tensor.address)
+
+    def attention(self, query: Any, ranges: Sequence[Attended], scoring: Scoring) -> GGMLTensor:
+        return self._attend(query, ranges, scoring)
 
     def output(self, tensor: Any) -> None:
         ggml().ggml_set_output(tensor.address)
