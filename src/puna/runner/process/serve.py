@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -40,11 +41,29 @@ def on_signal(end: Callable[[], None]) -> None:
         signal.signal(number, handle)
 
 
+def wait_for_signal() -> None:
+    """Return at the first SIGTERM or SIGINT.
+
+    What waits is a read of bytes that the signal itself writes, for those stay until they are read. A lock that the handler
+    would release misses a signal that comes in the moment before the wait, or in another thread: Python runs handlers in
+    this one only, and between two of its own operations.
+    """
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        writing.setblocking(False)
+        signals: list[int] = []
+        on_signal(lambda: signals.append(1))
+        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        try:
+            while not signals:
+                reading.recv(1)
+        finally:
+            signal.set_wakeup_fd(before)
+
+
 def serve_parent(service: EngineService, outbox: Outbox, take_no_more: Callable[[], None]) -> None:
     """Let the threads that read and compute do so until a signal ends it."""
-    is_over = threading.Event()
-    on_signal(is_over.set)
-    is_over.wait()
+    wait_for_signal()
     take_no_more()
     close(service)
     deadline = time.monotonic() + DRAIN_S

@@ -307,6 +307,29 @@ def test_a_signal_ends_a_childs_requests_properly_and_the_process_with_status_0(
         assert runner.process.wait(PATIENCE_S) == 0
 
 
+def test_a_signal_ends_a_child_whichever_thread_the_system_gives_it_to() -> None:
+    """Nothing interrupts what the main thread waits for then, as nothing does for a signal just before it begins to wait."""
+    code = (
+        "import signal, threading, time\n"
+        "from puna.runner.process import serve\n"
+        "from puna.runner.transport.outbox import Outbox\n"
+        "from tests.unit.runner.fake_engine import FakeEngine\n"
+        "import socket, pathlib\n"
+        "def end():\n"
+        "    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:\n"
+        "        time.sleep(0.01)\n"
+        "    time.sleep(0.2)\n"  # the main thread waits by then, or is about to
+        "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+        "threading.Thread(target=end, daemon=True).start()\n"
+        "serve.EXIT_S = 1e6\n"
+        "ended = []\n"
+        "serve.serve_parent(FakeEngine(pathlib.Path('fake.gguf')), Outbox(socket.socketpair()[0]), lambda: ended.append(1))\n"
+        "print(ended)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert found.stdout == "[1]\n"
+
+
 def test_a_child_ends_with_its_parent() -> None:
     with child("--channel", "--model", "fake.gguf", "--load") as runner:
         runner.wait_for_status("ready")
