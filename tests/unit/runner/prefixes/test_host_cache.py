@@ -16,7 +16,7 @@ from tests.unit.runner.token_cache import ROW_BYTES, SavingTokenCache
 from puna.kvcache.cache import Limits
 from puna.kvcache.causal import CausalCache
 from puna.kvcache.cells import CacheFull
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 from puna.runner.prefixes.host_cache import MAX_ENTRIES, MAX_SHARE, MIN_LOST, TOKEN_BYTES, HostCache
 
 BYTES = ROW_BYTES + TOKEN_BYTES  # of a token
@@ -227,7 +227,12 @@ TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30)
 def test_of_what_is_too_large_with_all_that_its_windows_forgot_the_end_is_kept() -> None:
     backend: Any = ArrayBackend()
     cache = CausalCache(
-        backend, Limits(2, 10_000, 16), n_kv_heads=[HEADS], head_dim_k=DIM, head_dim_v=DIM, reach=Reach(window=20)
+        backend,
+        Limits(2, 10_000, 16),
+        n_kv_heads=[HEADS],
+        head_dim_k=DIM,
+        head_dim_v=DIM,
+        span=Span(window=20),
     )
     cache.remember(1 << 30, lambda: 1 << 30)
     for begin in range(0, 4000, 16):
