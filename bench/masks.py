@@ -15,18 +15,18 @@ from rich.console import Console
 from rich.table import Table
 
 from puna.kvcache.masks import F16, Positions, show
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 
 N_ROWS = 512
 DEPTHS = (8192, 32768, 131072)
 
 
-def compared(mask: F16, positions: Positions, held: Positions, reach: Reach) -> None:
+def compared(mask: F16, positions: Positions, held: Positions, span: Span) -> None:
     """The plain way: a mask of its own, then copied."""
     new = np.full(mask.shape, -np.inf, np.float16)
     seen = held <= positions[:, None]
-    if reach.is_bounded:
-        seen &= held >= reach.first(positions[:, None])
+    if span.is_bounded:
+        seen &= held >= span.first(positions[:, None])
     np.copyto(new, 0, where=seen)
     mask[:] = new
 
@@ -46,17 +46,17 @@ def race(ways: list[Callable[[], None]], turns: int) -> list[float]:
     return best
 
 
-def measured(n_cells: int, reach: Reach, turns: int) -> list[float]:
+def measured(n_cells: int, span: Span, turns: int) -> list[float]:
     held: npt.NDArray[np.int32] = np.arange(n_cells, dtype=np.int32)
     positions = held[-N_ROWS:]
     mask, other = np.zeros((2, N_ROWS, n_cells), np.float16)
-    show(mask, positions, held, reach)
-    compared(other, positions, held, reach)
+    show(mask, positions, held, span)
+    compared(other, positions, held, span)
     assert (mask.view(np.uint16) == other.view(np.uint16)).all()
     return race(
         [
-            lambda: compared(mask, positions, held, reach),
-            lambda: show(mask, positions, held, reach),
+            lambda: compared(mask, positions, held, span),
+            lambda: show(mask, positions, held, span),
             lambda: copied(mask, other),
         ],
         turns,
@@ -70,7 +70,7 @@ def main() -> None:
     table = Table("cells", "window", "compared, ms", "in place, ms", "ratio", "a copy, ms", title=f"The mask of {N_ROWS} rows")
     for n_cells in DEPTHS:
         for window in (0, 1024):
-            plain, new, copy = measured(n_cells, Reach(window), args.turns)
+            plain, new, copy = measured(n_cells, Span(window), args.turns)
             figures = [f"{1000 * s:.2f}" for s in (plain, new, copy)]
             table.add_row(f"{n_cells:,}", str(window or "-"), *figures[:2], f"{plain / new:.1f}", figures[2])
     Console(width=100).print(table)

@@ -70,7 +70,7 @@ class Place:
 
     def resident_bytes(self) -> int:
         """Without what it keeps of ended requests on purpose, up to a bound of its own."""
-        return int(self.process.memory_info().rss) - self.health().attic_bytes
+        return int(self.process.memory_info().rss) - self.health().host_cache_bytes
 
 
 @dataclass
@@ -187,7 +187,7 @@ def _health_in_metrics(server: Contender) -> wire.Health:
         active=found["puna_runner_requests_active"],
         waiting=found["puna_runner_requests_waiting"],
         steps=found["puna_runner_steps_total"],
-        attic_bytes=found["puna_attic_bytes"],
+        host_cache_bytes=found["puna_host_cache_bytes"],
         cache_used=found["puna_cache_cells_used"],
     )
 
@@ -202,7 +202,7 @@ def runner(model: Path, limits: Limits) -> Iterator[Place]:
 @contextmanager
 def server(model: Path, limits: Limits) -> Iterator[Place]:
     """A server, whose runner is looked at as well."""
-    with contenders.puna(model, limits, PUNA_WARM_SPARE="0", PUNA_ATTIC="2M") as contender:  # the only runner is the model's
+    with contenders.puna(model, limits, PUNA_WARM_SPARE="0", PUNA_HOST_CACHE="2M") as contender:  # the only runner is the model's
         process = next(child for child in contender.processes() if "runner" in child.cmdline())
         front = ServerFront(contender.model, limits.n_ctx)
         yield Place(front, contender, _health_in_metrics, process.pid, limits)

@@ -146,8 +146,9 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _setting(name: str, parse: Callable[[str], Any], default: Any, help_text: str) -> Any:
-    meta = {"env": name, "parse": parse, "help": help_text}
+def _setting(name: str, parse: Callable[[str], Any], default: Any, help_text: str, former_name: str = "") -> Any:
+    """*former_name*: a variable that still works where the new one is not set."""
+    meta = {"env": name, "parse": parse, "help": help_text, "former_name": former_name}
     if callable(default):
         return field(default_factory=default, metadata=meta)
     return field(default=default, metadata=meta)
@@ -190,8 +191,12 @@ class Settings:
     kernels: bool = _setting("PUNA_KERNELS", _boolean, True, "multiply quantised matrices on the CPU with Puna's own products")
     flash_attention: bool = _setting("OLLAMA_FLASH_ATTENTION", _boolean, True, "compute attention in one fused operation")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
-    attic: int | None = _setting(
-        "PUNA_ATTIC", _bytes, None, "memory of each model for prefixes that lose their place in its cache (unset: 1/16 of all)"
+    host_cache: int | None = _setting(
+        "PUNA_HOST_CACHE",
+        _bytes,
+        None,
+        "memory of each model for prefixes that lose their place in its cache (unset: 1/16 of all)",
+        former_name="PUNA_ATTIC",
     )
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
     api_keys: tuple[str, ...] = _setting(
@@ -268,11 +273,25 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     source = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for item in fields(Settings):
-        text = source.get(item.metadata["env"], "").strip().strip("\"'").strip()
+        name, text = _given(source, item.metadata["env"], item.metadata["former_name"])
         if not text:
             continue
         try:
             values[item.name] = item.metadata["parse"](text)
         except ValueError as error:
-            log.warning("%s=%r is not usable (%s), using the default", item.metadata["env"], text, error)
+            log.warning("%s=%r is not usable (%s), using the default", name, text, error)
     return Settings(**values)
+
+
+def _given(source: Mapping[str, str], name: str, former_name: str) -> tuple[str, str]:
+    """The variable that sets a value, and its text without spaces and quotes."""
+    text = _stripped(source, name)
+    former = "" if text or not former_name else _stripped(source, former_name)
+    if former:
+        log.warning("%s is called %s now; the former name still works", former_name, name)
+        return former_name, former
+    return name, text
+
+
+def _stripped(source: Mapping[str, str], name: str) -> str:
+    return source.get(name, "").strip().strip("\"'").strip()

@@ -241,7 +241,7 @@ class LoadOptions(Message, frozen=True):
     n_threads: int = 0  # 0: physical cores
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] = "f16"
     flash_attention: bool = True  # False: step by step, for devices without the fused operation
-    attic_bytes: int = 0  # of the host's memory, beside all else, for prefixes that lose their place in the cache
+    host_cache_bytes: int = 0  # of the host's memory, beside all else, for prefixes that lose their place in the cache
     token_gap_s: float = 0.15  # how long answers may wait for their next token while prompts are computed; 0: any time
     build_ahead: bool = False  # the next step's graph while a step is computed: takes the working memory twice
     use_mmap: bool | None = None  # None: a small file is read into memory where that makes it faster
@@ -325,8 +325,8 @@ class Health(Message, frozen=True):
     steps: int = 0  # engine steps so far: a runner with active requests and no new steps is stuck
     cache_cells: int = 0  # tokens that the cache can hold; 0: there is no such bound
     cache_used: int = 0  # of them, those that hold a token, of a running request or for a later one
-    attic_bytes: int = 0  # of the host's memory, taken by prefixes that lost their place in the cache
-    attic_entries: int = 0  # so many prefixes
+    host_cache_bytes: int = 0  # of the host's memory, taken by prefixes that lost their place in the cache
+    host_cache_entries: int = 0  # so many prefixes
 
 
 def encode(message: Message) -> bytes:

@@ -132,7 +132,7 @@ def test_rows_of_a_span_see_each_other(backend: GGMLBackend) -> None:
     n, random = 40, np.random.default_rng(1)
     q, k, v = (random.standard_normal((n, HEADS, DIM), dtype=np.float32) * 0.5 for _ in range(3))
     rows = [*[(0, p) for p in range(25)], *[(1, p) for p in range(15)]]
-    cache.start_forward(batch([0] * n, [p for _, p in rows], [s for s, _ in rows], [], spans=[(5, 12), (30, 36)]))
+    cache.start_forward(batch([0] * n, [p for _, p in rows], [s for s, _ in rows], [], bidirectional=[(5, 12), (30, 36)]))
     ctx = backend.context(64)
     cache.make_inputs(ctx)
     tensors: list[Any] = [ctx.input(DType.F32, DIM, HEADS, n) for _ in range(3)]

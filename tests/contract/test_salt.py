@@ -23,7 +23,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def engine(model: Path) -> Iterator[Engine]:
-    engine = started(model, n_ctx=1024, n_parallel=2, n_batch=64, attic_bytes=64 << 20)
+    engine = started(model, n_ctx=1024, n_parallel=2, n_batch=64, host_cache_bytes=64 << 20)
     yield engine
     check_integrity(engine)
     engine.close()
@@ -42,11 +42,11 @@ def test_only_the_own_prefix_is_found(engine: Engine) -> None:
     assert cached(engine, "c") == 0
 
 
-def test_nor_in_the_attic(engine: Engine) -> None:
+def test_nor_in_the_host_cache(engine: Engine) -> None:
     n_prompt = Answer(engine, PROMPT, salt="a", n_predict=4).done().prompt_eval_count
     for number in range(12):  # more than there are sequences
         cached(engine, "other", f"{number} {PROMPT[number:]}")
-    assert engine.health().attic_entries > 0
+    assert engine.health().host_cache_entries > 0
     assert cached(engine, "b") == 0
     assert cached(engine, "a") >= n_prompt // 2
 

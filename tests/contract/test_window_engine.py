@@ -64,7 +64,7 @@ def test_what_was_forgotten_is_computed_again(engine: Engine) -> None:
 def test_a_chat_goes_on_from_where_it_departs_from_the_one_before(model: Path) -> None:
     """A long system prompt, and chats that follow it: only what is new is computed, and what is said is as likely."""
     system, chats = STORY * 3, ["a fox " * 400, "the river " * 150, "one two three " * 110]
-    engine = started(model, n_ctx=2048, n_parallel=2, n_batch=256, attic_bytes=64 << 20)
+    engine = started(model, n_ctx=2048, n_parallel=2, n_batch=256, host_cache_bytes=64 << 20)
     try:
         n_system = len(engine.tokenize(system, True))
         assert n_system > 900
@@ -72,7 +72,7 @@ def test_a_chat_goes_on_from_where_it_departs_from_the_one_before(model: Path) -
         assert min(done.prompt_eval_count - n_system for done in answers) >= 600
         assert min(done.cached_count for done in answers[1:]) >= n_system - 2
         assert answers[-1].cached_count == answers[-1].prompt_eval_count - 1
-        assert engine.health().attic_bytes > 0
+        assert engine.health().host_cache_bytes > 0
         check_integrity(engine)
         assert all(is_greedy(engine, model, done) for done in answers)
     finally:
@@ -80,11 +80,11 @@ def test_a_chat_goes_on_from_where_it_departs_from_the_one_before(model: Path) -
 
 
 def test_what_windows_forgot_stays_within_its_bound(model: Path) -> None:
-    engine = started(model, n_ctx=2048, n_parallel=2, n_batch=256, attic_bytes=1 << 20)
+    engine = started(model, n_ctx=2048, n_parallel=2, n_batch=256, host_cache_bytes=1 << 20)
     try:
         for word in ("fox", "dog", "sun", "sea", "river", "girl"):
             said(engine, f"the {word} and " * 400, 4)
-            assert 0 < engine.health().attic_bytes <= 1 << 20
+            assert 0 < engine.health().host_cache_bytes <= 1 << 20
         check_integrity(engine)
     finally:
         engine.close()

@@ -97,3 +97,21 @@ def test_what_has_no_effect_is_said(name: str) -> None:
     [line] = without_effect({name: "1", "PATH": "/bin"})
     assert line.startswith(f"{name} has no effect: ")
     assert without_effect({name: ""}) == []
+
+
+def test_a_former_name_works_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert settings.load({"PUNA_ATTIC": "2M"}).host_cache == 2 << 20
+    assert "PUNA_ATTIC is called PUNA_HOST_CACHE now" in caplog.text
+    caplog.clear()
+    assert settings.load({"PUNA_ATTIC": "many"}).host_cache is None
+    assert "PUNA_ATTIC='many' is not usable" in caplog.text
+    caplog.clear()
+    assert settings.load({"PUNA_ATTIC": "2M", "PUNA_HOST_CACHE": "3M"}).host_cache == 3 << 20
+    assert caplog.text == ""
+
+
+def test_no_former_name_is_a_setting_of_today() -> None:
+    names = [item.metadata["env"] for item in fields(Settings)]
+    former = [name for item in fields(Settings) if (name := item.metadata["former_name"])]
+    assert former
+    assert not {*names, *settings.ELSEWHERE, *settings.UNSUPPORTED} & set(former)

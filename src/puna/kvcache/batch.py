@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """Rows of one step; the rows of a sequence stand together, in the order of their positions.
 
     Shapes: tokens, positions, sequences int32 [n]; outputs int32 [m], the rows whose logits are wanted, ascending.
-    Spans are rows [begin, end) of one sequence that see each other, also the later ones: the tokens of an image.
+    *bidirectional* are rows [begin, end) of one sequence that see each other, also the later ones: the tokens of an image.
     Encoded are the inputs of cross attention that come with this step, at most one of a sequence, in the order of rows.
     """
 
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     positions: Ints
     sequences: Ints
     outputs: Ints
-    spans: tuple[tuple[int, int], ...] = ()
+    bidirectional: tuple[tuple[int, int], ...] = ()
     encoded: tuple[Encoded, ...] = ()
 
     @property
@@ -51,12 +51,12 @@ def batch(
     positions: Any,
     sequences: Any,
     outputs: Any,
-    spans: Sequence[tuple[int, int]] = (),
+    bidirectional: Sequence[tuple[int, int]] = (),
     encoded: Sequence[Encoded] = (),
 ) -> Batch:
     """From anything that numpy takes."""
     a, b, c, d = [np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs)]
-    return Batch(a, b, c, d, tuple(spans), tuple(encoded))
+    return Batch(a, b, c, d, tuple(bidirectional), tuple(encoded))
 
 
 def runs(sequences: Ints) -> list[tuple[int, int, int]]:

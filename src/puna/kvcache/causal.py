@@ -1,4 +1,4 @@
-"""The cache of causal attention: every token sees itself and all before it, or as much of that as its reach allows.
+"""The cache of causal attention: every token sees itself and all before it, or as much of that as its attention span covers.
 
 K and V of a layer lie in one pool, a row of head_dim * n_kv_heads values per cell. Writing goes to any rows, by index.
 Reading is a view of each sequence's own range, so attention costs what a sequence's own history costs. Sequences whose
@@ -23,9 +23,9 @@ from puna.kvcache.cache import NotSupported as NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells, padded
 from puna.kvcache.forgotten import Forgotten, Stretch, before, held_from, resume_point
 from puna.kvcache.masks import HIDDEN, show
-from puna.kvcache.reach import Reach
 from puna.kvcache.rotation import Rotation, key_rotation, value_rotation
 from puna.kvcache.rows import Bytes, Pool, pieces, read_rows, write_rows
+from puna.kvcache.span import Span
 from puna.kvcache.views import PADDING, Range, View, plan
 from puna.ml.backend import Backend, Context, row_bytes
 from puna.ml.tensor import DType, Tensor
@@ -44,7 +44,7 @@ Shift = Callable[[int, Tensor, Tensor], Tensor]
 
 
 # Every token sees all before it.
-ALL = Reach()
+ALL = Span()
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,21 @@ class SavedWindow:
 
     window: Stretch
     forgotten: list[Stretch]
-    reach: Reach
+    span: Span
 
     @property
     def n_bytes(self) -> int:
         return sum(stretch.n_bytes for stretch in (*self.forgotten, self.window))
 
     def resume_point(self, position: int) -> int:
-        return resume_point(min(position, self.window.end), self.window.begin, self.forgotten, self.reach)
+        return resume_point(min(position, self.window.end), self.window.begin, self.forgotten, self.span)
 
 
 class CausalCache:
     """Shapes per layer: K [head_dim_k * n_kv_heads, n_cells], V likewise; allocated with the backend.
 
     With *values_in_keys* a head's value is the beginning of its key and takes no memory of its own (DeepSeek-AI 2024).
-    A layer with 0 key/value heads has nothing here. With a bounded reach a sequence has room for its window and a batch.
+    A layer with 0 key/value heads has nothing here. With a bounded attention span a sequence has room for its window and a batch.
     What no later row sees is forgotten when that room is needed, the oldest first; until then the sequence can resume there.
     What is forgotten of prompts is kept in the host's memory, if that is allowed, and goes back to the same places when
     a sequence resumes where it is seen: every row then reads the same values in the same order as before.
@@ -98,11 +98,11 @@ class CausalCache:
         head_dim_v: int,
         dtype: DType = DType.F16,
         shift: Shift | None = None,
-        reach: Reach = ALL,
+        span: Span = ALL,
         values_in_keys: bool = False,
     ) -> None:
         self.limits = limits
-        self.reach = reach
+        self.span = span
         self._backend = backend
         self._n_kv_heads = list(n_kv_heads)
         self._dims = (head_dim_k, head_dim_v)
@@ -113,8 +113,8 @@ class CausalCache:
             raise BadRequest(f"a {dtype.name} cache needs heads that are a multiple of 32 wide, this model's are {head_dim_k}")
         self._key_rotation, self._value_rotation = self._rotations()
         # A forgetting sequence's home holds what it keeps and a batch, so it never needs another's room.
-        small, large = (padded(n, PADDING) for n in (reach.n_kept + limits.n_batch, -(-limits.n_cells // limits.max_sequences)))
-        self.forgets = reach.is_bounded and small < large
+        small, large = (padded(n, PADDING) for n in (span.n_kept + limits.n_batch, -(-limits.n_cells // limits.max_sequences)))
+        self.forgets = span.is_bounded and small < large
         home = small if self.forgets else large
         self.cells = Cells(home * limits.max_sequences, limits.max_sequences)
         self.forgotten = Forgotten(limits.max_sequences)
@@ -201,7 +201,7 @@ class CausalCache:
             rows += self.cells.place(sequence, batch.positions[row:end_row])
         self._rows = np.array(rows, np.int64)
         self._batch = batch
-        firsts = (self.reach.first(int(batch.positions[row])) for _, row, _ in groups)
+        firsts = (self.span.first(int(batch.positions[row])) for _, row, _ in groups)
         self._views = self._plan(Range(b, e, *self.cells.range_from(s, f)) for (s, b, e), f in zip(groups, firsts, strict=True))
         return self._views
 
@@ -217,7 +217,7 @@ class CausalCache:
         assert position == self.length(sequence), f"sequence {sequence} goes on at {self.length(sequence)}, not at {position}"
         excess = self.cells.lengths[sequence] + n_rows - self.cells.home_cells
         if excess > 0:
-            first, kept = self.cells.firsts[sequence], self.reach.kept_from(position)
+            first, kept = self.cells.firsts[sequence], self.span.kept_from(position)
             assert first + excess <= kept, f"{n_rows} rows of sequence {sequence} are more than a batch"
             end = min(kept, first + max(excess, FORGOTTEN_AT_ONCE))
             self.forgotten.keep(sequence, first, min(end, self._prompt_ends[sequence]), partial(self._read, sequence))
@@ -259,7 +259,7 @@ class CausalCache:
     def foresee(self, batch: Batch) -> Hashable | None:
         ranges = []
         for sequence, begin, end in runs(batch.sequences):
-            first = self.reach.first(int(batch.positions[begin]))
+            first = self.span.first(int(batch.positions[begin]))
             found = self.cells.foreseen_range(sequence, first, end - begin)
             if found is None:
                 return None
@@ -315,7 +315,7 @@ class CausalCache:
             row, begin = view.row + i * view.n_rows, view.begin + i * view.stride
             cells = slice(begin, begin + view.n_cells)
             self._show(mask[i], int(batch.sequences[row]), batch.positions[row : row + view.n_rows], cells)
-        for begin, end in batch.spans:
+        for begin, end in batch.bidirectional:
             self._show_span(mask, view, begin, end)
 
     def _show(self, rows: npt.NDArray[np.float16], sequence: int, positions: npt.NDArray[np.int32], cells: slice) -> None:
@@ -324,13 +324,13 @@ class CausalCache:
         if len(rows) == 1 and position + 1 == self.cells.nexts[sequence]:  # it sees all that the sequence holds
             rows[0].fill(HIDDEN)
             np.copyto(rows[0], 0, where=self.cells.members[sequence, cells])
-            first = self.reach.first(position)
-            if first > self.cells.firsts[sequence]:  # but for what lies out of reach
+            first = self.span.first(position)
+            if first > self.cells.firsts[sequence]:  # but for what lies outside the span
                 np.putmask(rows[0], self.cells.positions[cells] < first, -np.inf)
             return
-        # A position that no row can reach stands for what the sequence does not own.
+        # A position that no row can see stands for what the sequence does not own.
         held = np.where(self.cells.members[sequence, cells], self.cells.positions[cells], np.int32(END))
-        show(rows, positions, held, self.reach)
+        show(rows, positions, held, self.span)
 
     def _show_span(self, mask: npt.NDArray[np.float16], view: View, begin: int, end: int) -> None:
         """Let the rows [begin, end) see each other, whatever their positions."""
@@ -392,7 +392,7 @@ class CausalCache:
     def _needed(self, sequence: int, position: int) -> int:
         """What must be held from here on to resume at a position, and one more if that is at hand: it could be computed again."""
         held = held_from(position, self._live(sequence), self.forgotten.of(sequence))
-        return max(held, self.reach.kept_from(position))
+        return max(held, self.span.kept_from(position))
 
     def _copy(self, stretches: list[tuple[int, int, int]]) -> None:
         ctx = self._backend.context(16 + 2 * 3 * len(self._pools) * MAX_COPIES)
@@ -413,7 +413,7 @@ class CausalCache:
         position = min(position, self.length(sequence))
         if not self.forgets:
             return position
-        return resume_point(position, self._live(sequence), self.forgotten.of(sequence), self.reach)
+        return resume_point(position, self._live(sequence), self.forgotten.of(sequence), self.span)
 
     def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
         if end is not None and begin < end < self.length(sequence):
@@ -437,7 +437,7 @@ class CausalCache:
             raise NotSupported("cached positions cannot be moved: the tokens after a removed range are computed again")
         if self.forgets:
             # What the next row will see: positions that stay, or that come from behind the removed range.
-            first = max(self.reach.first(length - (end - begin)), 0)
+            first = max(self.span.first(length - (end - begin)), 0)
             if self.cells.firsts[sequence] > (first if first < begin else first + end - begin):
                 raise NotSupported("the tokens before the removed range are no longer cached: they are computed again")
 
@@ -498,7 +498,7 @@ class CausalCache:
     def save(self, sequence: int, *, lean: bool = False) -> SavedCells | SavedWindow:
         if self.forgets:
             window = self._read(sequence, self._live(sequence), self.length(sequence))
-            return SavedWindow(window, [] if lean else list(self.forgotten.of(sequence)), self.reach)
+            return SavedWindow(window, [] if lean else list(self.forgotten.of(sequence)), self.span)
         cells = self.cells.cells_of(sequence, 0, END)
         return SavedCells(self.cells.positions[cells], read_rows(self._backend, self._all_pools, cells))
 
@@ -506,7 +506,7 @@ class CausalCache:
         assert not self.cells.lengths[sequence], f"sequence {sequence} is not empty"
         if isinstance(saved, SavedWindow):
             held = held_from(length, saved.window.begin, saved.forgotten)
-            begin = max(held, self.reach.kept_from(length))
+            begin = max(held, self.span.kept_from(length))
             self._write(sequence, 0, length, [saved.window])
             self._write(sequence, begin, min(saved.window.begin, length), saved.forgotten)
             self.forgotten.adopt(sequence, before(saved.forgotten, length))

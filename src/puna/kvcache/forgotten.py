@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from puna.kvcache.reach import Reach
 from puna.kvcache.rows import Bytes, Indices
+from puna.kvcache.span import Span
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ def held_from(position: int, live: int, stretches: Sequence[Stretch]) -> int:
     return at
 
 
-def resume_point(position: int, live: int, stretches: Sequence[Stretch], reach: Reach) -> int:
+def resume_point(position: int, live: int, stretches: Sequence[Stretch], span: Span) -> int:
     """The furthest position up to this one where a row finds all it sees, in stretches and from *live* on; 0 at least."""
-    while position > 0 and held_from(position, live, stretches) > reach.needed_from(position):
+    while position > 0 and held_from(position, live, stretches) > span.needed_from(position):
         # Further back within the same rows more of them would be missing, if anything: the next are those before the gap.
         gap = held_from(position, live, stretches)
         position = max((s.end for s in stretches if s.end < gap), default=0)

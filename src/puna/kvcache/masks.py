@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 
 F16 = npt.NDArray[np.float16]
 Positions = npt.NDArray[np.int32]
@@ -22,7 +22,7 @@ HIDDEN = np.float16(-np.inf)
 _MAX_STRETCHES = 8
 
 
-def show(mask: F16, positions: Positions, held: Positions, reach: Reach) -> None:
+def show(mask: F16, positions: Positions, held: Positions, span: Span) -> None:
     """Write all of a mask [n_rows, n_cells], for rows at these positions and cells that hold these.
 
     A cell whose position is after all others, puna.kvcache.cells.END, is seen by none of them.
@@ -30,9 +30,9 @@ def show(mask: F16, positions: Positions, held: Positions, reach: Reach) -> None
     low, high = positions.min(), positions.max()
     is_seen = held <= low
     is_partly_seen = held <= high
-    if reach.is_bounded:
-        is_partly_seen &= held >= reach.first(int(low))
-        is_seen &= held >= reach.first(int(high))
+    if span.is_bounded:
+        is_partly_seen &= held >= span.first(int(low))
+        is_seen &= held >= span.first(int(high))
     is_partly_seen &= ~is_seen
     mask[:] = np.where(is_seen, np.float16(0), HIDDEN)
     cells = np.flatnonzero(is_partly_seen)
@@ -40,17 +40,17 @@ def show(mask: F16, positions: Positions, held: Positions, reach: Reach) -> None
         return
     cuts = np.flatnonzero(np.diff(cells) != 1) + 1
     if len(cuts) >= _MAX_STRETCHES:
-        mask[:, cells] = _compared(positions, held[cells], reach)
+        mask[:, cells] = _compared(positions, held[cells], span)
         return
     for begin, end in pairwise([0, *cuts.tolist(), len(cells)]):
         stretch = slice(cells[begin], cells[end - 1] + 1)
-        mask[:, stretch] = _compared(positions, held[stretch], reach)
+        mask[:, stretch] = _compared(positions, held[stretch], span)
 
 
-def _compared(positions: Positions, held: Positions, reach: Reach) -> F16:
+def _compared(positions: Positions, held: Positions, span: Span) -> F16:
     """Each row with each cell."""
     wanted = positions[:, None]
     seen = held <= wanted
-    if reach.is_bounded:
-        seen &= held >= reach.first(wanted)
+    if span.is_bounded:
+        seen &= held >= span.first(wanted)
     return np.where(seen, np.float16(0), HIDDEN)

@@ -25,7 +25,7 @@ DEFAULT_N_PARALLEL = 4
 DEFAULT_N_BATCH = 512
 MIN_N_CTX, MAX_N_CTX = 4, 1 << 24
 MAX_N_BATCH = 1 << 13  # beyond it a step takes memory, and everybody else's time, for nothing
-ATTIC_SHARE = 16  # a part in so many of the host's memory is for each model's attic
+HOST_CACHE_SHARE = 16  # a part in so many of the host's memory is for each model's host cache
 _KV_CACHE_TYPES = ("f16", "q8_0", "q4_0")
 
 
@@ -108,7 +108,7 @@ def wanted_load(
         n_threads=min(max(options.num_thread or 0, 0), host.usable_cores()),  # with more, threads wait for one another
         kv_cache_type=kv_cache_type(settings),
         flash_attention=settings.flash_attention,
-        attic_bytes=_default_attic() if settings.attic is None else settings.attic,
+        host_cache_bytes=_default_host_cache() if settings.host_cache is None else settings.host_cache,
         token_gap_s=0.0 if settings.token_gap == FOREVER else settings.token_gap,
         build_ahead=settings.build_ahead,
         use_mmap=options.use_mmap,
@@ -121,8 +121,8 @@ def wanted_load(
 
 
 @cache
-def _default_attic() -> int:
-    return host.memory().total // ATTIC_SHARE
+def _default_host_cache() -> int:
+    return host.memory().total // HOST_CACHE_SHARE
 
 
 def _is_positive(value: int | None) -> bool:

@@ -13,7 +13,7 @@ from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Cache, Limits
 from puna.kvcache.causal import ALL, CausalCache
 from puna.kvcache.layered import LayeredCache
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 from puna.ml.backend import Backend, Context, Use
 from puna.ml.tensor import DType, RopeOptions, Tensor
 from puna.model.model import Inputs
@@ -87,7 +87,7 @@ class DecoderOptions:
         """How this layer rotates queries and keys; None: its attention knows no positions (NoPE)."""
         return self.rope
 
-    def reach(self, layer: int) -> Reach:
+    def span(self, layer: int) -> Span:
         """How far back this layer's rows see."""
         return ALL
 
@@ -220,9 +220,9 @@ class Decoder(Generic[OptionsT]):
         logits: Tensor = self.weights.output(hidden)
         return logits
 
-    def reach(self, layer: int) -> Reach:
+    def span(self, layer: int) -> Span:
         """How far back a layer's rows see."""
-        return self.options.reach(layer)
+        return self.options.span(layer)
 
     def shift(self, layer: int, keys: Tensor, changes: Tensor) -> Tensor:
         """Cached keys [head_dim, n_kv_heads, m] turned by changes of their positions, I32 [m]."""
@@ -231,13 +231,13 @@ class Decoder(Generic[OptionsT]):
 
     def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
         o = self.options
-        layouts = [(self.reach(i), *o.cached(i)[1:]) for i in range(o.n_layers)]
+        layouts = [(self.span(i), *o.cached(i)[1:]) for i in range(o.n_layers)]
         kinds = sorted(set(layouts), key=layouts.index)
         choice = [kinds.index(layout) for layout in layouts]
 
         def part(kind: int) -> CausalCache:
             heads: Sequence[int] = [o.cached(i)[0] if k == kind else 0 for i, k in enumerate(choice)]
-            reach, head_dim_k, head_dim_v = kinds[kind]
+            span, head_dim_k, head_dim_v = kinds[kind]
             return CausalCache(
                 backend,
                 limits,
@@ -246,7 +246,7 @@ class Decoder(Generic[OptionsT]):
                 head_dim_v=head_dim_v,
                 dtype=dtype,
                 shift=self.shift,
-                reach=reach,
+                span=span,
                 values_in_keys=o.values_in_keys,
             )
 

@@ -10,7 +10,7 @@ from puna.errors import FileFormatError
 from puna.gguf.metadata import LazyArray
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.causal import ALL
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 from puna.ml.tensor import RopeOptions
 from puna.model.decoder import DecoderOptions
 
@@ -38,8 +38,8 @@ class WindowedOptions(DecoderOptions):
     def rope_of(self, layer: int) -> RopeOptions | None:
         return replace(self.rope, base=self.window_base) if self.is_windowed[layer] else self.rope
 
-    def reach(self, layer: int) -> Reach:
-        return Reach(window=self.window) if self.is_windowed[layer] else ALL
+    def span(self, layer: int) -> Span:
+        return Span(window=self.window) if self.is_windowed[layer] else ALL
 
 
 def window_base(file: GGUFFile, default: float) -> float:

@@ -105,7 +105,7 @@ class Engine:
         h = self._health if self._is_computing() else ENDED
         n_cells, n_free = self._cells()
         slots = self._slots
-        attic = slots.attic if slots else None
+        host_cache = slots.host_cache if slots else None
         return Health(
             status=h.status,
             progress=h.progress,
@@ -115,8 +115,8 @@ class Engine:
             steps=self._n_steps,
             cache_cells=n_cells,
             cache_used=n_cells - n_free,
-            attic_bytes=attic.n_bytes + self._need().remembered_bytes if attic else 0,
-            attic_entries=attic.n_entries if attic else 0,
+            host_cache_bytes=host_cache.n_bytes + self._need().remembered_bytes if host_cache else 0,
+            host_cache_entries=host_cache.n_entries if host_cache else 0,
         )
 
     def _cells(self) -> tuple[int, int]:
@@ -156,8 +156,8 @@ class Engine:
             loaded.close()
             return reply
         self._loaded = loaded
-        attic = loaded.attic(request.options.attic_bytes)
-        self._slots = Slots(loaded.cache, loaded.n_parallel, loaded.limits.max_sequences, attic)
+        host_cache = loaded.host_cache(request.options.host_cache_bytes)
+        self._slots = Slots(loaded.cache, loaded.n_parallel, loaded.limits.max_sequences, host_cache)
         self._times = StepTimes(request.options.token_gap_s or math.inf)
         self._health = Health(status="loading")
         thread = threading.Thread(target=self._run, name="engine", daemon=True)

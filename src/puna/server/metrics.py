@@ -245,10 +245,10 @@ class _LoadedModels(Collector):
             "waiting": GaugeMetricFamily("puna_runner_requests_waiting", "Requests that wait for a place.", labels=["model"]),
             "cache_cells": GaugeMetricFamily("puna_cache_cells", "Tokens that the cache can hold.", labels=["model"]),
             "cache_used": GaugeMetricFamily("puna_cache_cells_used", "Those that hold a token.", labels=["model"]),
-            "attic_bytes": GaugeMetricFamily(
-                "puna_attic_bytes", "Memory taken by prefixes that lost their place in the cache.", labels=["model"]
+            "host_cache_bytes": GaugeMetricFamily(
+                "puna_host_cache_bytes", "Memory taken by prefixes that lost their place in the cache.", labels=["model"]
             ),
-            "attic_entries": GaugeMetricFamily("puna_attic_entries", "So many prefixes.", labels=["model"]),
+            "host_cache_entries": GaugeMetricFamily("puna_host_cache_entries", "So many prefixes.", labels=["model"]),
             "steps": CounterMetricFamily("puna_runner_steps", "Steps that the engine has computed.", labels=["model"]),
         }
         for name, family in families.items():

@@ -17,12 +17,12 @@ HEADS, DIM = 2, 3
 
 
 def step(
-    cache: CausalCache, rows: list[tuple[int, int]], values: list[float] | None = None, spans: Any = ()
+    cache: CausalCache, rows: list[tuple[int, int]], values: list[float] | None = None, bidirectional: Any = ()
 ) -> list[dict[int, float]]:
     """Store (sequence, position) rows; for each row, what it sees: position to value."""
     sequences, positions = [s for s, _ in rows], [p for _, p in rows]
     stored = values or [s * 1000.0 + p for s, p in rows]
-    b = batch([0] * len(rows), positions, sequences, [], spans)
+    b = batch([0] * len(rows), positions, sequences, [], bidirectional)
     cache.start_forward(b)
     ctx: Any = ArrayContext()
     cache.make_inputs(ctx)

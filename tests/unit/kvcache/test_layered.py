@@ -13,8 +13,8 @@ from puna.kvcache.causal import CausalCache, NotSupported
 from puna.kvcache.cells import CacheFull
 from puna.kvcache.encoder import EncoderCache
 from puna.kvcache.layered import LayeredCache
-from puna.kvcache.reach import Reach
 from puna.kvcache.recurrent import RecurrentCache
+from puna.kvcache.span import Span
 from tests.unit.kvcache.numpy_backend import ArrayBackend, ArrayContext, ArrayTensor
 from tests.unit.kvcache.steps import DIM, HEADS
 
@@ -26,12 +26,12 @@ def make(n_pool: int = 0, kinds: list[int] = KINDS, n_ctx: int = 2000) -> Layere
     backend: Any = ArrayBackend(fill=0.0)
     limits = Limits(2, n_ctx, 64, n_pool)
 
-    def attention(kind: int, reach: Reach) -> CausalCache:
+    def attention(kind: int, span: Span) -> CausalCache:
         heads = [HEADS if k == kind else 0 for k in kinds]
         shift: Any = lambda _layer, keys, _changes: keys  # noqa: E731
-        return CausalCache(backend, limits, n_kv_heads=heads, head_dim_k=DIM, head_dim_v=DIM, reach=reach, shift=shift)
+        return CausalCache(backend, limits, n_kv_heads=heads, head_dim_k=DIM, head_dim_v=DIM, span=span, shift=shift)
 
-    parts: list[Any] = [attention(FULL, Reach()), attention(WINDOW, Reach(window=30))]
+    parts: list[Any] = [attention(FULL, Span()), attention(WINDOW, Span(window=30))]
     if RECURRENT in kinds:
         parts.append(RecurrentCache(backend, limits, widths=[{"s": 1} if k == RECURRENT else {} for k in kinds]))
     return LayeredCache(parts, kinds, 2)

@@ -16,18 +16,22 @@ from puna.kvcache.cache import Limits
 from puna.kvcache.causal import CausalCache
 from puna.kvcache.cells import END
 from puna.kvcache.masks import show
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 from tests.unit.kvcache.numpy_backend import ArrayBackend, ArrayContext
 
 
-def plain(positions: npt.NDArray[np.int32], held: npt.NDArray[np.int32], reach: Reach) -> npt.NDArray[np.float16]:
+def plain(positions: npt.NDArray[np.int32], held: npt.NDArray[np.int32], span: Span) -> npt.NDArray[np.float16]:
     seen = held <= positions[:, None]
-    if reach.is_bounded:
-        seen &= held >= reach.first(positions[:, None])
+    if span.is_bounded:
+        seen &= held >= span.first(positions[:, None])
     return np.where(seen, np.float16(0), np.float16(-np.inf))
 
 
-reaches = st.one_of(st.just(Reach()), st.builds(Reach, window=st.integers(1, 80)), st.builds(Reach, chunk=st.integers(1, 80)))
+all_spans = st.one_of(
+    st.just(Span()),
+    st.builds(Span, window=st.integers(1, 80)),
+    st.builds(Span, chunk=st.integers(1, 80)),
+)
 
 
 @st.composite
@@ -39,23 +43,21 @@ def held_positions(draw: st.DrawFn) -> list[int]:
     return [END if draw(st.integers(0, 30)) == 0 else p for p in cells] or [END]
 
 
-@given(held_positions(), st.integers(0, 400), st.integers(1, 60), reaches, st.booleans())
-def test_a_mask_is_the_plain_comparison_bit_for_bit(
-    held: list[int], first: int, n_rows: int, reach: Reach, has_gaps: bool
-) -> None:
+@given(held_positions(), st.integers(0, 400), st.integers(1, 60), all_spans, st.booleans())
+def test_a_mask_is_the_plain_comparison_bit_for_bit(held: list[int], first: int, n_rows: int, span: Span, has_gaps: bool) -> None:
     positions = np.arange(first, first + n_rows, dtype=np.int32) * (2 if has_gaps else 1)
     cells = np.array(held, np.int32)
     mask = np.full((n_rows, len(cells)), 7, np.float16)  # all of it must be written
-    show(mask, positions, cells, reach)
-    np.testing.assert_array_equal(mask.view(np.uint16), plain(positions, cells, reach).view(np.uint16))
+    show(mask, positions, cells, span)
+    np.testing.assert_array_equal(mask.view(np.uint16), plain(positions, cells, span).view(np.uint16))
 
 
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=120, unique=True), st.integers(0, 300), st.integers(1, 40), reaches)
-def test_scattered_cells(held: list[int], first: int, n_rows: int, reach: Reach) -> None:
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=120, unique=True), st.integers(0, 300), st.integers(1, 40), all_spans)
+def test_scattered_cells(held: list[int], first: int, n_rows: int, span: Span) -> None:
     positions, cells = np.arange(first, first + n_rows, dtype=np.int32), np.array(held, np.int32)
     mask = np.full((n_rows, len(cells)), 7, np.float16)
-    show(mask, positions, cells, reach)
-    np.testing.assert_array_equal(mask.view(np.uint16), plain(positions, cells, reach).view(np.uint16))
+    show(mask, positions, cells, span)
+    np.testing.assert_array_equal(mask.view(np.uint16), plain(positions, cells, span).view(np.uint16))
 
 
 class HostContext(ArrayContext):
@@ -76,7 +78,7 @@ def test_a_mask_is_written_where_it_is_read_without_another_of_its_size(window: 
     n_batch, n_ctx = 512, 8192
     backend: Any = ArrayBackend()
     limits = Limits(1, n_ctx, n_batch)
-    cache = CausalCache(backend, limits, n_kv_heads=[1], head_dim_k=1, head_dim_v=1, reach=Reach(window))
+    cache = CausalCache(backend, limits, n_kv_heads=[1], head_dim_k=1, head_dim_v=1, span=Span(window))
     for begin in range(0, n_ctx, n_batch):
         cache.start_forward(batch([0] * n_batch, range(begin, begin + n_batch), [0] * n_batch, []))
     ctx: Any = HostContext()
@@ -94,7 +96,7 @@ def test_a_mask_is_written_where_it_is_read_without_another_of_its_size(window: 
     begin = cache._views[0].begin
     held = np.where(cache.cells.members[0], cache.cells.positions, END)[begin : begin + written.shape[1]].astype(np.int32)
     positions = np.arange(n_ctx - n_batch, n_ctx, dtype=np.int32)
-    np.testing.assert_array_equal(written.view(np.uint16), plain(positions, held, cache.reach).view(np.uint16))
+    np.testing.assert_array_equal(written.view(np.uint16), plain(positions, held, cache.span).view(np.uint16))
 
 
 def test_a_mask_for_a_device_is_made_in_the_same_memory_every_time() -> None:

@@ -21,8 +21,8 @@ from puna.kvcache.cache import Limits, resume_point
 from puna.kvcache.causal import CausalCache, NotSupported
 from puna.kvcache.checkpoints import Checkpoints
 from puna.kvcache.layered import LayeredCache
-from puna.kvcache.reach import Reach
 from puna.kvcache.recurrent import RecurrentCache
+from puna.kvcache.span import Span
 from tests.unit.kvcache.numpy_backend import ArrayBackend, ArrayContext, ArrayTensor
 from tests.unit.kvcache.steps import DIM, HEADS
 
@@ -400,10 +400,14 @@ class Hybrid(AnyOrder):
         backend: Any = ArrayBackend(fill=0.0)
         limits = Limits(3, 4000, 120)
 
-        def attention(reach: Reach) -> CausalCache:
-            return CausalCache(backend, limits, n_kv_heads=[HEADS], head_dim_k=DIM, head_dim_v=DIM, reach=reach)
+        def attention(span: Span) -> CausalCache:
+            return CausalCache(backend, limits, n_kv_heads=[HEADS], head_dim_k=DIM, head_dim_v=DIM, span=span)
 
-        parts: list[Any] = [make(3, n_checkpoints, interval, n_shared), attention(Reach()), attention(Reach(window=40))]
+        parts: list[Any] = [
+            make(3, n_checkpoints, interval, n_shared),
+            attention(Span()),
+            attention(Span(window=40)),
+        ]
         return LayeredCache(parts, [0, 1, 0, 2], 3)
 
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from puna.kvcache.batch import batch
 from puna.kvcache.cache import Limits, Saved, resume_point
 from puna.kvcache.causal import CausalCache, NotSupported
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 from puna.kvcache.views import PADDING
 from tests.unit.kvcache.numpy_backend import ArrayBackend
 from tests.unit.kvcache.steps import DIM, HEADS, step
@@ -24,7 +24,7 @@ LONG = 100_000  # a context that no home could hold
 ROW_BYTES = 2 * 2 * HEADS * DIM  # of keys and values, as a cache of F16 counts
 
 
-def make(reach: Reach, n_ctx: int = LONG, n_sequences: int = 2, n_batch: int = 16, shift: Any = None) -> CausalCache:
+def make(span: Span, n_ctx: int = LONG, n_sequences: int = 2, n_batch: int = 16, shift: Any = None) -> CausalCache:
     backend: Any = ArrayBackend()
     limits = Limits(n_sequences, n_ctx, n_batch)
     return CausalCache(
@@ -33,7 +33,7 @@ def make(reach: Reach, n_ctx: int = LONG, n_sequences: int = 2, n_batch: int = 1
         n_kv_heads=[HEADS],
         head_dim_k=DIM,
         head_dim_v=DIM,
-        reach=reach,
+        span=span,
         shift=shift or (lambda _, keys, __: keys),
     )
 
@@ -52,19 +52,19 @@ def fill(cache: CausalCache, sequence: int, begin: int, end: int) -> None:
 
 
 def test_a_window_of_two_shows_the_row_and_the_one_before() -> None:
-    cache = make(Reach(window=2))
+    cache = make(Span(window=2))
     assert positions(step(cache, rows(0, 0, 4))) == [[0], [0, 1], [1, 2], [2, 3]]
     assert positions(step(cache, rows(0, 4, 6))) == [[3, 4], [4, 5]]
 
 
 def test_a_window_of_one_shows_the_row_alone() -> None:
-    cache = make(Reach(window=1))
+    cache = make(Span(window=1))
     assert positions(step(cache, rows(0, 0, 3))) == [[0], [1], [2]]
     assert positions(step(cache, rows(0, 3, 4))) == [[3]]
 
 
 def test_windows_of_sequences_in_separate_batches() -> None:
-    cache = make(Reach(window=2), n_batch=2)
+    cache = make(Span(window=2), n_batch=2)
     assert step(cache, rows(0, 0, 2)) == [{0: 0}, {0: 0, 1: 1}]
     assert step(cache, rows(0, 2, 4)) == [{1: 1, 2: 2}, {2: 2, 3: 3}]
     assert step(cache, rows(1, 0, 2)) == [{0: 1000}, {0: 1000, 1: 1001}]
@@ -73,14 +73,14 @@ def test_windows_of_sequences_in_separate_batches() -> None:
 
 
 def test_chunks_show_what_is_not_before_their_begin() -> None:
-    cache = make(Reach(chunk=2))
+    cache = make(Span(chunk=2))
     assert positions(step(cache, rows(0, 0, 4))) == [[0], [0, 1], [2], [2, 3]]
     assert positions(step(cache, rows(0, 4, 7))) == [[4], [4, 5], [6]]
     assert positions(step(cache, rows(0, 7, 9))) == [[6, 7], [8]]
 
 
 def test_resuming_needs_the_window_at_that_point() -> None:
-    cache = make(Reach(window=5))
+    cache = make(Span(window=5))
     fill(cache, 0, 0, PADDING)
     assert all(cache.can_resume(0, p) for p in range(PADDING + 1))
     assert not cache.can_resume(0, PADDING + 1)
@@ -91,7 +91,7 @@ def test_resuming_needs_the_window_at_that_point() -> None:
 
 
 def test_resuming_a_chunk() -> None:
-    cache = make(Reach(chunk=4))
+    cache = make(Span(chunk=4))
     fill(cache, 0, 0, PADDING)
     step(cache, rows(0, PADDING, PADDING + 6))
     assert cache.cells.firsts[0] == 32
@@ -101,7 +101,7 @@ def test_resuming_a_chunk() -> None:
 
 
 def test_going_on_after_a_resume_sees_the_same_window() -> None:
-    cache = make(Reach(window=8), n_batch=16)
+    cache = make(Span(window=8), n_batch=16)
     fill(cache, 0, 0, 1000)
     point = int(cache.cells.firsts[0]) + 7
     assert resume_point(cache, 0, point - 1) == 0
@@ -114,7 +114,7 @@ def test_going_on_after_a_resume_sees_the_same_window() -> None:
 
 
 def test_one_token_back_is_always_possible() -> None:
-    cache = make(Reach(window=PADDING - 16), n_batch=16)
+    cache = make(Span(window=PADDING - 16), n_batch=16)
     for p in range(0, 2000, 16):
         step(cache, rows(0, p, p + 16))
         assert cache.can_resume(0, p)
@@ -123,7 +123,7 @@ def test_one_token_back_is_always_possible() -> None:
 
 
 def test_a_point_whose_window_is_gone_leaves_nothing() -> None:
-    cache = make(Reach(window=8))
+    cache = make(Span(window=8))
     fill(cache, 0, 0, 400)
     cache.remove(0, 50)
     assert cache.length(0) == 0
@@ -132,7 +132,7 @@ def test_a_point_whose_window_is_gone_leaves_nothing() -> None:
 
 
 def test_only_window_and_batch_are_stored() -> None:
-    cache = make(Reach(window=100), n_sequences=3, n_batch=16)
+    cache = make(Span(window=100), n_sequences=3, n_batch=16)
     assert cache.cells.n_cells == 3 * PADDING
     for s in range(3):
         fill(cache, s, 0, 1000)
@@ -141,7 +141,7 @@ def test_only_window_and_batch_are_stored() -> None:
 
 
 def test_a_context_that_fits_is_kept_whole() -> None:
-    cache = make(Reach(window=100), n_ctx=110, n_batch=16)
+    cache = make(Span(window=100), n_ctx=110, n_batch=16)
     fill(cache, 0, 0, 110)
     assert cache.cells.lengths[0] == 110
     assert cache.can_resume(0, 3)
@@ -149,7 +149,7 @@ def test_a_context_that_fits_is_kept_whole() -> None:
 
 def test_idle_sequences_that_hold_a_whole_batch_leave_room_for_all_others() -> None:
     """An older engine ran out of cells here: idle sequences kept the overhang of their last batch in a common pool."""
-    cache = make(Reach(window=200), n_sequences=6, n_batch=56)
+    cache = make(Span(window=200), n_sequences=6, n_batch=56)
     assert cache.cells.n_cells == 6 * PADDING
     for _ in range(3):
         for s in range(6):
@@ -163,7 +163,7 @@ def test_idle_sequences_that_hold_a_whole_batch_leave_room_for_all_others() -> N
 
 
 def test_decoding_reads_about_the_window_and_not_the_home() -> None:
-    cache = make(Reach(window=64), n_batch=1024)
+    cache = make(Span(window=64), n_batch=1024)
     step(cache, rows(0, 0, 1024))
     assert cache.cells.home_cells == 1280
     read = []
@@ -176,28 +176,28 @@ def test_decoding_reads_about_the_window_and_not_the_home() -> None:
 
 
 def test_rows_of_a_span_see_each_other() -> None:
-    cache = make(Reach())
+    cache = make(Span())
     step(cache, [*rows(0, 0, 2), *rows(1, 0, 3)])
-    seen = step(cache, [*rows(0, 2, 7), *rows(1, 3, 8)], spans=[(1, 4), (5, 7)])
+    seen = step(cache, [*rows(0, 2, 7), *rows(1, 3, 8)], bidirectional=[(1, 4), (5, 7)])
     assert positions(seen[:5]) == [[0, 1, 2], *[[0, 1, 2, 3, 4, 5]] * 3, list(range(7))]
     assert positions(seen[5:]) == [*[[0, 1, 2, 3, 4]] * 2, *[list(range(n)) for n in (6, 7, 8)]]
     assert len(cache._views) == 1
 
 
 def test_a_span_is_whole_even_where_it_is_wider_than_the_window() -> None:
-    cache = make(Reach(window=2))
+    cache = make(Span(window=2))
     step(cache, rows(0, 0, 3))
-    assert positions(step(cache, rows(0, 3, 8), spans=[(1, 4)])) == [[2, 3], [3, 4, 5, 6], [4, 5, 6], [4, 5, 6], [6, 7]]
+    assert positions(step(cache, rows(0, 3, 8), bidirectional=[(1, 4)])) == [[2, 3], [3, 4, 5, 6], [4, 5, 6], [4, 5, 6], [6, 7]]
 
 
 def test_spans_last_one_step() -> None:
-    cache = make(Reach())
-    step(cache, rows(0, 0, 4), spans=[(0, 4)])
+    cache = make(Span())
+    step(cache, rows(0, 0, 4), bidirectional=[(0, 4)])
     assert positions(step(cache, rows(0, 4, 6))) == [list(range(5)), list(range(6))]
 
 
 def test_a_copied_prefix_holds_the_window() -> None:
-    cache = make(Reach(window=20))
+    cache = make(Span(window=20))
     fill(cache, 0, 0, 100)
     cache.copy_prefix(0, 1, 95)
     assert cache.length(1) == 95
@@ -208,7 +208,7 @@ def test_a_copied_prefix_holds_the_window() -> None:
 
 
 def test_a_prefix_whose_window_is_gone_is_not_copied_and_the_target_is_empty() -> None:
-    cache = make(Reach(window=20))
+    cache = make(Span(window=20))
     fill(cache, 0, 0, 400)
     fill(cache, 1, 0, 30)
     cache.copy_prefix(0, 1, 50)
@@ -217,7 +217,7 @@ def test_a_prefix_whose_window_is_gone_is_not_copied_and_the_target_is_empty() -
 
 
 def remembering(window: int, n_rows: int = 10_000, **limits: Any) -> CausalCache:
-    cache = make(Reach(window=window), **limits)
+    cache = make(Span(window=window), **limits)
     cache.remember(n_rows * ROW_BYTES, lambda: 1 << 40)
     return cache
 
@@ -298,7 +298,7 @@ def test_the_bound_holds_and_what_was_not_used_for_longest_goes_first() -> None:
 
 
 def test_nothing_is_kept_that_the_machine_has_no_memory_for() -> None:
-    cache = make(Reach(window=20))
+    cache = make(Span(window=20))
     spare = 100 * ROW_BYTES
     cache.remember(1 << 30, lambda: spare - cache.remembered_bytes)
     fill(cache, 0, 0, 1000)
@@ -306,7 +306,7 @@ def test_nothing_is_kept_that_the_machine_has_no_memory_for() -> None:
 
 
 def test_the_machine_is_not_asked_for_every_row() -> None:
-    cache = make(Reach(window=20))
+    cache = make(Span(window=20))
     asked = []
     cache.remember(1 << 30, lambda: asked.append(1) or 1 << 30)  # type: ignore[func-returns-value]
     fill(cache, 0, 0, 4000)
@@ -337,7 +337,7 @@ def test_after_a_shift_nothing_forgotten_comes_back() -> None:
 
 
 def test_a_middle_long_forgotten_is_removed_by_moving_what_is_left() -> None:
-    cache = make(Reach(window=20))
+    cache = make(Span(window=20))
     fill(cache, 0, 0, 400)
     cache.remove(0, 4, 44)
     assert cache.length(0) == 360
@@ -347,14 +347,14 @@ def test_a_middle_long_forgotten_is_removed_by_moving_what_is_left() -> None:
 
 
 def test_a_middle_within_the_window_is_removed_when_what_moves_into_it_is_stored() -> None:
-    cache = make(Reach(window=20), n_batch=40)
+    cache = make(Span(window=20), n_batch=40)
     fill(cache, 0, 0, 40)
     cache.remove(0, 30, 35)
     assert step(cache, rows(0, 35, 36), [7.0]) == [{**{p: float(p + (5 if p >= 30 else 0)) for p in range(16, 35)}, 35: 7.0}]
 
 
 def test_a_removal_that_pulls_forgotten_tokens_into_the_window_is_refused_and_changes_nothing() -> None:
-    cache = make(Reach(window=20))
+    cache = make(Span(window=20))
     fill(cache, 0, 0, 400)
     first = int(cache.cells.firsts[0])
     with pytest.raises(NotSupported, match="no longer cached"):
@@ -365,7 +365,7 @@ def test_a_removal_that_pulls_forgotten_tokens_into_the_window_is_refused_and_ch
 
 
 def test_a_sequence_never_goes_on_where_its_window_ends() -> None:
-    cache = make(Reach(window=20))
+    cache = make(Span(window=20))
     fill(cache, 0, 0, 100)
     with pytest.raises(AssertionError, match="goes on at 100"):
         cache.start_forward(batch([0], [101], [0], []))
@@ -374,7 +374,7 @@ def test_a_sequence_never_goes_on_where_its_window_ends() -> None:
 @pytest.mark.parametrize("bad", [{"window": -1}, {"window": 4, "chunk": 4}, {"chunk": -2}])
 def test_impossible_reaches(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="no way to look back"):
-        Reach(**bad)
+        Span(**bad)
 
 
 class Forgetful(RuleBasedStateMachine):
@@ -384,12 +384,20 @@ class Forgetful(RuleBasedStateMachine):
     """
 
     @initialize(
-        reach=st.sampled_from([Reach(window=1), Reach(window=30), Reach(window=97), Reach(chunk=50), Reach()]),
+        span=st.sampled_from(
+            [
+                Span(window=1),
+                Span(window=30),
+                Span(window=97),
+                Span(chunk=50),
+                Span(),
+            ]
+        ),
         rows_kept=st.sampled_from([0, 0, 100, 400, 100_000]),
     )
-    def start(self, reach: Reach, rows_kept: int) -> None:
-        self.reach = reach
-        self.cache = make(reach, n_ctx=2000, n_sequences=3, n_batch=220)
+    def start(self, span: Span, rows_kept: int) -> None:
+        self.span = span
+        self.cache = make(span, n_ctx=2000, n_sequences=3, n_batch=220)
         self.cache.remember(rows_kept * ROW_BYTES, lambda: 1 << 40)
         self.held: list[dict[int, float]] = [{} for _ in range(3)]
         self.next_value = 0.0
@@ -402,15 +410,15 @@ class Forgetful(RuleBasedStateMachine):
             return
         values = [self.next_value + i for i in range(len(wanted))]
         self.next_value += len(wanted)
-        spans = [(0, counts[0] // 2)] if span and counts[0] > 1 else []
-        seen = step(self.cache, wanted, values, spans)
+        bidirectional = [(0, counts[0] // 2)] if span and counts[0] > 1 else []
+        seen = step(self.cache, wanted, values, bidirectional)
         for (s, p), value in zip(wanted, values, strict=True):
             self.held[s][p] = value
         for row, ((s, p), found) in enumerate(zip(wanted, seen, strict=True)):
-            first = max(int(self.reach.first(p)), 0)
+            first = max(int(self.span.first(p)), 0)
             visible = {k: self.held[s][k] for k in range(first, p + 1)}
-            if spans and row < spans[0][1]:
-                visible |= {k: self.held[s][k] for _, k in wanted[: spans[0][1]]}
+            if bidirectional and row < bidirectional[0][1]:
+                visible |= {k: self.held[s][k] for _, k in wanted[: bidirectional[0][1]]}
             assert {k: round(v) for k, v in found.items()} == visible
 
     @rule(s=st.integers(0, 2), share=st.floats(0, 1), asks=st.booleans())
@@ -449,7 +457,7 @@ class Forgetful(RuleBasedStateMachine):
         self.cache.restore(s, saved, length)
         self.held[s] = {p: v for p, v in held.items() if p < length}
 
-    @precondition(lambda self: not self.reach.chunk)
+    @precondition(lambda self: not self.span.chunk)
     @rule(s=st.integers(0, 2), a=st.floats(0, 1), b=st.floats(0, 1))
     def remove_middle(self, s: int, a: float, b: float) -> None:
         length = len(self.held[s])

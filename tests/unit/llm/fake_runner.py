@@ -55,8 +55,8 @@ class Script:
     thought_count: int = 0
     cache_cells: int = 0
     cache_used: int = 0
-    attic_bytes: int = 0
-    attic_entries: int = 0
+    host_cache_bytes: int = 0
+    host_cache_entries: int = 0
     ignore_sigterm: bool = False
 
 
@@ -110,7 +110,7 @@ class FakeRunner:
         if path == "/health":
             status = "launched" if self.is_lost else "ready" if self.ready else "loading"
             found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
-            names = ("cache_cells", "cache_used", "attic_bytes", "attic_entries")
+            names = ("cache_cells", "cache_used", "host_cache_bytes", "host_cache_entries")
             return 200, found | {name: getattr(self.script, name) for name in names}
         if path == "/load":
             return await self.load(body)

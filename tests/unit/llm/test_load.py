@@ -8,11 +8,11 @@ import pytest
 
 from puna import host
 from puna.api.options import Options
-from puna.llm.load import ATTIC_SHARE, MAX_N_BATCH, MAX_N_CTX, wanted_load
+from puna.llm.load import HOST_CACHE_SHARE, MAX_N_BATCH, MAX_N_CTX, wanted_load
 from puna.settings import Settings, load
 from puna.wire import LoadOptions
 
-SETTINGS = Settings(attic=0)
+SETTINGS = Settings(host_cache=0)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_models_that_compute_one_sequence_at_a_time() -> None:
 
 
 def test_a_part_of_the_machine_s_memory_is_for_what_the_cache_has_no_place_for() -> None:
-    default = wanted_load(Options(), Settings()).options.attic_bytes
-    assert default == host.memory().total // ATTIC_SHARE > 0
-    wanted = wanted_load(Options(), Settings(attic=5 << 20))
-    assert wanted.options.attic_bytes == 5 << 20
+    default = wanted_load(Options(), Settings()).options.host_cache_bytes
+    assert default == host.memory().total // HOST_CACHE_SHARE > 0
+    wanted = wanted_load(Options(), Settings(host_cache=5 << 20))
+    assert wanted.options.host_cache_bytes == 5 << 20
     assert wanted.is_served_by(LoadOptions()), "another bound is no reason to load again"
 
 
@@ -107,7 +107,7 @@ def test_how_long_answers_may_wait_beside_prompts_comes_from_the_environment(tex
     [("0", 0), ("123", 123), ("512M", 512 << 20), ("2g", 2 << 30), ("1 GiB", None), ("1GiB", 1 << 30), ("-1", None)],
 )
 def test_bytes_in_the_environment(text: str, n_bytes: int | None) -> None:
-    assert load({"PUNA_ATTIC": text}).attic == n_bytes
+    assert load({"PUNA_HOST_CACHE": text}).host_cache == n_bytes
 
 
 @pytest.mark.parametrize(

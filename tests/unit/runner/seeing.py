@@ -16,18 +16,18 @@ from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import Limits
 from puna.kvcache.causal import CausalCache
 from puna.kvcache.layered import LayeredCache
-from puna.kvcache.reach import Reach
 from puna.kvcache.recurrent import RecurrentCache
+from puna.kvcache.span import Span
 
 N_VOCAB = 128
 END = 0  # the token that ends an answer
 NEVER = 1 << 30  # a position that is not reached
 DIM = 2
 
-FULL, WINDOW, CHUNK = Reach(), Reach(window=24), Reach(chunk=32)
+FULL, WINDOW, CHUNK = Span(), Span(window=24), Span(chunk=32)
 STATE = None  # of a layer that is recurrent
 
-Layer = Reach | None
+Layer = Span | None
 
 # One layer of each kind that a model has.
 KINDS: dict[str, list[Layer]] = {
@@ -54,7 +54,7 @@ def make_cache(layers: Sequence[Layer], limits: Limits) -> Any:
         else:
             heads = [1 if k == i else 0 for k in range(len(layers))]
             shift: Any = Moved
-            parts.append(CausalCache(backend, limits, n_kv_heads=heads, head_dim_k=DIM, head_dim_v=DIM, reach=layer, shift=shift))
+            parts.append(CausalCache(backend, limits, n_kv_heads=heads, head_dim_k=DIM, head_dim_v=DIM, span=layer, shift=shift))
     return parts[0] if len(parts) == 1 else LayeredCache(parts, range(len(layers)), limits.max_sequences)
 
 
@@ -180,7 +180,7 @@ class SeeingModel:
     def _is_spoilt(self, batch: Batch) -> Any:
         return batch.positions >= [self._spoilt_from(int(s)) for s in batch.sequences]
 
-    def _attention(self, ctx: Any, batch: Batch, reach: Reach) -> Any:
+    def _attention(self, ctx: Any, batch: Batch, span: Span) -> Any:
         key = np.stack([batch.tokens, batch.positions], axis=-1).astype(np.float32)[:, None, :]
         key[self._is_spoilt(batch)] = np.nan
         value = np.repeat(-key[..., :1], DIM, axis=-1)  # values do not change when positions do
@@ -192,15 +192,15 @@ class SeeingModel:
                 begin = part.begin + i * part.n_rows
                 rows = slice(begin, begin + part.n_rows)
                 seen, keys, values = (part.mask.array[i, 0] == 0, part.key.array[i, 0], part.value.array[i, 0])
-                totals[rows] = self._check(int(batch.sequences[begin]), batch.positions[rows], seen, keys, values, reach)
+                totals[rows] = self._check(int(batch.sequences[begin]), batch.positions[rows], seen, keys, values, span)
         assert (np.isnan(totals) | (totals >= 0)).all(), "a row sees nothing"
         return totals
 
-    def _check(self, sequence: int, wanted: Any, seen: Any, keys: Any, values: Any, reach: Reach) -> Any:
+    def _check(self, sequence: int, wanted: Any, seen: Any, keys: Any, values: Any, span: Span) -> Any:
         """What the rows of a sequence at these positions see; [n_rows] what follows from it."""
         any_seen = np.flatnonzero(seen.any(0))
         seen, keys, values = seen[:, any_seen], keys[any_seen], values[any_seen]
-        begin, end = max(int(reach.first(int(wanted[0]))), 0), int(wanted[-1]) + 1
+        begin, end = max(int(span.first(int(wanted[0]))), 0), int(wanted[-1]) + 1
         if self._spoilt_from(sequence) < end and np.isnan(keys).any():
             return np.where((seen & np.isnan(keys[:, 0])).any(1), np.nan, 0)
         tokens, positions = keys[:, 0], keys[:, 1]
@@ -209,8 +209,8 @@ class SeeingModel:
         rows = f"sequence {sequence}, rows {wanted[0]} to {end - 1}"
         assert positions[order].tolist() == list(range(begin, end)), f"{rows} see {positions[order]}"
         assert tokens[order].tolist() == list(self._history(sequence)[begin:end]), f"{rows} see other tokens"
-        visible = (positions <= wanted[:, None]) & (positions >= reach.first(wanted)[:, None])
-        assert (seen == visible).all(), f"{rows}: the mask is not that of {reach}"
+        visible = (positions <= wanted[:, None]) & (positions >= span.first(wanted)[:, None])
+        assert (seen == visible).all(), f"{rows}: the mask is not that of {span}"
         return [digest(tokens[row].astype(np.int64), positions[row].astype(np.int64)) for row in seen]
 
     def _states(self, ctx: Any, batch: Batch) -> Any:

@@ -1,4 +1,4 @@
-"""The real engine, slots, attic and caches, turn by turn on the test's own thread, over a model that checks what it sees.
+"""The real engine, slots, host cache and caches, turn by turn on the test's own thread, over a model that checks what it sees.
 
 Nothing here depends on time or on a model file. Time is counted in steps.
 """
@@ -102,7 +102,7 @@ class Simulation:
         n_pool: int = 0,
         n_parallel: int = 4,
         n_batch: int = 512,
-        attic_bytes: int = 0,
+        host_cache_bytes: int = 0,
     ) -> None:
         self.layers = {**KINDS, **LIBRARY_KINDS}[kind]
         limits = Limits(n_parallel * SEQUENCES_PER_REQUEST, n_ctx, n_batch, n_pool or n_ctx * n_parallel)
@@ -131,10 +131,10 @@ class Simulation:
             nothing,
             tokenizer=tokenizer,
         )
-        attic = self.loaded.attic(attic_bytes)
-        if attic is not None:
-            attic._spare = lambda: MEGABYTE << 10
-        self.slots = Slots(self.cache, n_parallel, limits.max_sequences, attic)
+        host_cache = self.loaded.host_cache(host_cache_bytes)
+        if host_cache is not None:
+            host_cache._spare = lambda: MEGABYTE << 10
+        self.slots = Slots(self.cache, n_parallel, limits.max_sequences, host_cache)
         self.engine._loaded, self.engine._slots = self.loaded, self.slots
         self.engine._health = Health(status="ready")
         self.asked: list[Asked] = []

@@ -29,7 +29,7 @@ def no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def small_attic(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_host_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it is full now and then, and its books are soon checked."""
     monkeypatch.setattr("puna.runner.prefixes.host_cache.MAX_ENTRIES", 12)
 
@@ -90,7 +90,7 @@ def test_everyone_is_answered_as_if_alone_and_in_bounded_time(kind: str, seed: i
         n_pool=chance.choice([n_ctx, n_ctx + 64, 2 * n_ctx]),
         n_parallel=chance.choice([2, 4]),
         n_batch=chance.choice([4, 16, 64]),
-        attic_bytes=seed % 2 * MEGABYTE,
+        host_cache_bytes=seed % 2 * MEGABYTE,
     )
     load = Load(simulation, chance)
     for _ in range(60):
@@ -136,16 +136,18 @@ def spoil(simulation: Simulation, chance: random.Random) -> None:
 
 
 @pytest.mark.usefixtures("small_views")
-@pytest.mark.parametrize("has_attic", [False, True], ids=["", "attic"])
+@pytest.mark.parametrize("has_host_cache", [False, True], ids=["", "host_cache"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_tight_pool_computes_little_more_than_one_without_limit(kind: str, has_attic: bool) -> None:
+def test_a_tight_pool_computes_little_more_than_one_without_limit(kind: str, has_host_cache: bool) -> None:
     """Where each of the requests fits. Of those that have a beginning in common some come at once and some later."""
     n_computed = []
     for n_pool in (256, 8 * 256):  # all that eight sequences can hold
         total = 0
         for seed in range(2):
             chance = random.Random(f"{kind} {seed}")
-            simulation = Simulation(kind, n_ctx=256, n_pool=n_pool, n_batch=32, n_parallel=4, attic_bytes=has_attic * MEGABYTE)
+            simulation = Simulation(
+                kind, n_ctx=256, n_pool=n_pool, n_batch=32, n_parallel=4, host_cache_bytes=has_host_cache * MEGABYTE
+            )
             for _ in range(10):
                 beginning = tokens(chance, chance.randint(0, 100))
                 for _ in range(chance.choice([1, 1, 2, 4])):
@@ -226,7 +228,7 @@ def test_nobody_is_started_while_one_who_gave_way_waits_for_room(kind: str) -> N
 def test_what_was_computed_with_nan_is_never_used_again(kind: str, spoilt_from: int) -> None:
     """The same prompt again and prompts that begin like it: beside it, right after it, and after its slot was taken."""
     chance = random.Random(7)
-    simulation = Simulation(kind, n_ctx=512, n_parallel=3, n_batch=64, attic_bytes=MEGABYTE)
+    simulation = Simulation(kind, n_ctx=512, n_parallel=3, n_batch=64, host_cache_bytes=MEGABYTE)
     prompt = tokens(chance, 200)
     broken = simulation.ask(prompt, 20, ignore_eos=True)
     broken.spoilt_from, broken.is_unlucky = spoilt_from, True
@@ -286,11 +288,11 @@ def test_those_who_write_take_turns_in_a_small_batch_and_prompts_keep_room(n_bat
     assert sum(written) + late.request.n_generated >= 40 * n_batch
 
 
-@pytest.mark.parametrize("has_attic", [False, True], ids=["", "attic"])
-def test_who_gives_way_loses_no_more_than_the_others_need(has_attic: bool) -> None:
+@pytest.mark.parametrize("has_host_cache", [False, True], ids=["", "host_cache"])
+def test_who_gives_way_loses_no_more_than_the_others_need(has_host_cache: bool) -> None:
     """Two grow to 2,230 tokens in a pool of 2,048: the later one gives up its last ones, and they come back or are computed."""
     chance = random.Random(11)
-    simulation = Simulation(n_ctx=2048, n_pool=2048, n_parallel=2, attic_bytes=64 * MEGABYTE * has_attic)
+    simulation = Simulation(n_ctx=2048, n_pool=2048, n_parallel=2, host_cache_bytes=64 * MEGABYTE * has_host_cache)
     first = simulation.ask(tokens(chance, 30), 1000, ignore_eos=True)
     simulation.run(lambda: first.request.n_generated > 100)
     simulation.ask(tokens(chance, 400), 800, ignore_eos=True)
@@ -299,4 +301,4 @@ def test_who_gives_way_loses_no_more_than_the_others_need(has_attic: bool) -> No
     n_short = 1030 + 1200 - 2048
     assert simulation.n_pauses == 1
     lost = simulation.n_computed - (1029 + 1199)
-    assert lost == 0 if has_attic else 0 < lost <= n_short
+    assert lost == 0 if has_host_cache else 0 < lost <= n_short

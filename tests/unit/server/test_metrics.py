@@ -77,14 +77,14 @@ def test_names_that_nobody_stored_make_no_series(shared: Live) -> None:
 
 def test_the_cache_and_the_queue_of_each_runner_are_seen(tmp_path: Path) -> None:
     live = Live(tmp_path)
-    live.add("hello", cache_cells=400, cache_used=30, attic_bytes=1000, attic_entries=2, thought_count=3)
+    live.add("hello", cache_cells=400, cache_used=30, host_cache_bytes=1000, host_cache_entries=2, thought_count=3)
     with live.running():
         live.post("/api/chat", {"model": "hello", "messages": HI, "stream": False})
         found = samples(live)
         assert found['puna_cache_cells{model="hello:latest"}'] == 400
         assert found['puna_cache_cells_used{model="hello:latest"}'] == 30
-        assert found['puna_attic_bytes{model="hello:latest"}'] == 1000
-        assert found['puna_attic_entries{model="hello:latest"}'] == 2
+        assert found['puna_host_cache_bytes{model="hello:latest"}'] == 1000
+        assert found['puna_host_cache_entries{model="hello:latest"}'] == 2
         assert found['puna_runner_requests_active{model="hello:latest"}'] == 0
         assert found['puna_runner_requests_waiting{model="hello:latest"}'] == 0
         assert found['puna_runner_steps_total{model="hello:latest"}'] >= 0

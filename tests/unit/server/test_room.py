@@ -363,7 +363,7 @@ def test_random_loads_never_take_more_than_there_is() -> None:
 
 def automatic(n_ctx_train: int | None = None, **options: Any) -> WantedLoad:
     """What a request wants that says nothing of a context."""
-    return wanted_load(Options(**options), Settings(num_parallel=1, attic=0), n_ctx_train=n_ctx_train)
+    return wanted_load(Options(**options), Settings(num_parallel=1, host_cache=0), n_ctx_train=n_ctx_train)
 
 
 @pytest.mark.parametrize(

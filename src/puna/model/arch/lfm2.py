@@ -14,7 +14,7 @@ from typing import Self
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.causal import ALL
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 from puna.ml.tensor import Tensor
 from puna.model.decoder import Step
 from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights, state_sizes
@@ -43,8 +43,8 @@ class Options(HybridOptions):
             super().read(file), conv=conv, window=window, routing=routing_of(file, is_normalised=True, gating_is_stated=True)
         )
 
-    def reach(self, layer: int) -> Reach:
-        return Reach(window=self.window) if self.window else ALL
+    def span(self, layer: int) -> Span:
+        return Span(window=self.window) if self.window else ALL
 
     def dims(self, layer: int) -> dict[str, int]:
         return {**super().dims(layer), "conv": self.conv}

@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.causal import ALL
-from puna.kvcache.reach import Reach
+from puna.kvcache.span import Span
 from puna.ml.tensor import RopeOptions, Tensor
 from puna.model import prenorm
 from puna.model.decoder import Step
@@ -64,8 +64,8 @@ class Options(PreNormOptions):
             return None
         return replace(self.rope, base=self.chunk_base) if self.is_chunked[layer] else self.rope
 
-    def reach(self, layer: int) -> Reach:
-        return Reach(chunk=self.chunk) if self.is_chunked[layer] else ALL
+    def span(self, layer: int) -> Span:
+        return Span(chunk=self.chunk) if self.is_chunked[layer] else ALL
 
 
 @dataclass

@@ -17,7 +17,7 @@ from puna.native import cpu
 from puna.runner.loading.accounting import with_host
 from puna.runner.loading.engines import SEQUENCES_PER_REQUEST, Opened, open_file
 from puna.runner.loading.model_file import ModelFile
-from puna.runner.prefixes.host_cache import Attic, spare_bytes
+from puna.runner.prefixes.host_cache import HostCache, spare_bytes
 from puna.runner.step.threads import Threads
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import LoadOptions, MemoryReport
@@ -40,7 +40,7 @@ class Loaded(Opened):
         """As puna.kvcache.cache.StepEndCache has it; 0 where steps may end anywhere."""
         return self.cache.prompt_tail if isinstance(self.cache, StepEndCache) else 0
 
-    def attic(self, max_bytes: int) -> Attic | None:
+    def host_cache(self, max_bytes: int) -> HostCache | None:
         """For prefixes that lose their place; None where they cannot be saved, or are never asked for again.
 
         Half of it is for what windows forget of prompts that have not lost theirs.
@@ -50,7 +50,7 @@ class Loaded(Opened):
         if isinstance(self.cache, RememberingCache) and self.cache.forgets:
             self.cache.remember(max_bytes // 2, spare_bytes)
             max_bytes -= max_bytes // 2
-        return Attic(self.cache, max_bytes)
+        return HostCache(self.cache, max_bytes)
 
     @property
     def remembered_bytes(self) -> int:
@@ -88,7 +88,7 @@ def check(options: LoadOptions) -> None:
         ("n_pool", 0, 1 << 30),
         ("n_batch", 1, 1 << 16),
         ("n_threads", 0, 4096),
-        ("attic_bytes", 0, 1 << 62),
+        ("host_cache_bytes", 0, 1 << 62),
         ("token_gap_s", 0, 1 << 30),
     ):
         value = getattr(options, name)

@@ -46,7 +46,7 @@ def spare_bytes() -> int:
     return memory.free - memory.total // FREE_SHARE
 
 
-class Attic:
+class HostCache:
     """Entries unused for longest go first, and those that a new one stands for."""
 
     def __init__(self, cache: SavingCache, max_bytes: int, spare: Callable[[], int] = spare_bytes) -> None:

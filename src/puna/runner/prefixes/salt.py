@@ -2,7 +2,7 @@
 
 Whether a prompt was in the cache shows in counts and in times, so that anybody could find out what others have asked. Where
 prompts belong to different people, the first token of each carries their salt: it is equal to no token of another's, so no
-prefix tree, slot or attic finds anything beyond it. To whatever computes it is the same number as ever.
+prefix tree, slot or host cache finds anything beyond it. To whatever computes it is the same number as ever.
 """
 
 from __future__ import annotations

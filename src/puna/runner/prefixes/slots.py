@@ -3,7 +3,7 @@
 There are more sequences than requests that run at once: the others keep what earlier requests computed. A prefix that
 any sequence holds, of a request that runs or has ended, is not computed again. It is copied while there is room for that
 beside what running requests may still need, and shared where it lies when there is not. What loses its place in the cache
-goes to the attic, if there is one, and comes back when a prompt begins with it.
+goes to the host cache, if there is one, and comes back when a prompt begins with it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from puna.kvcache.cache import Sequences, resume_point
 from puna.kvcache.cells import CacheFull
 from puna.runner.prefixes.groups import Group, whole
-from puna.runner.prefixes.host_cache import MIN_LOST, Attic, Entry
+from puna.runner.prefixes.host_cache import MIN_LOST, Entry, HostCache
 from puna.runner.prefixes.tree import PrefixTree
 
 # Copying rows costs little, but not nothing: a prefix this much longer than the slot's own is worth it. What a chat's
 # template begins all prompts with is.
 MIN_COPY_GAIN = 8
 
-# Copying from the attic takes longer, and another prefix may have to go there for it.
-MIN_ATTIC_GAIN = 32
+# Copying from the host cache takes longer, and another prefix may have to go there for it.
+MIN_RESTORE_GAIN = 32
 
 # A sequence that gives up its last tokens gives up this many at once, so that it need not do so at every step.
 SHRUNK_AT_ONCE = 32
 
-# What is put into the attic is copied as a whole, for the sake of the tokens that would be lost: one in so many at least.
+# What is put into the host cache is copied as a whole, for the sake of the tokens that would be lost: one in so many at least.
 MAX_PUT_PER_LOST = 16
 
 
@@ -43,8 +43,8 @@ class Slot:
 
 
 class Slots:
-    def __init__(self, cache: Sequences, n_parallel: int, n_sequences: int, attic: Attic | None = None) -> None:
-        self.attic = attic
+    def __init__(self, cache: Sequences, n_parallel: int, n_sequences: int, host_cache: HostCache | None = None) -> None:
+        self.host_cache = host_cache
         self._cache = cache
         self._n_parallel = n_parallel
         self.slots = [Slot(i) for i in range(n_sequences)]
@@ -58,10 +58,10 @@ class Slots:
         return self._n_parallel - sum(s.is_busy for s in self.slots)
 
     def cached(self, tokens: list[int]) -> int:
-        """How many of a prompt's first tokens some sequence holds, or the attic where that would be brought back."""
+        """How many of a prompt's first tokens some sequence holds, or the host cache where that would be brought back."""
         most, _ = self._most_held(tokens)
-        spared = self.attic.find(tokens)[1] if self.attic else 0
-        return spared if spared >= most + MIN_ATTIC_GAIN else most
+        spared = self.host_cache.find(tokens)[1] if self.host_cache else 0
+        return spared if spared >= most + MIN_RESTORE_GAIN else most
 
     def _most_held(self, tokens: list[int], but: int = -1) -> tuple[int, int]:
         """How many of a prompt's first tokens the slots spare it, and the sequence of the one that does; *but* is not asked."""
@@ -140,7 +140,7 @@ class Slots:
     def share(self, tokens: list[int]) -> tuple[int, int]:
         """How many of a prompt's first tokens it would not take room for, and the sequence that holds them, or -1."""
         most, holder = self._most_held(tokens)
-        if self.attic and self.attic.find(tokens)[1] >= most + MIN_ATTIC_GAIN:
+        if self.host_cache and self.host_cache.find(tokens)[1] >= most + MIN_RESTORE_GAIN:
             return 0, -1  # what comes back from there takes room
         return most, holder
 
@@ -154,13 +154,13 @@ class Slots:
         return {holder for _, holder in map(self._most_held, prompts)} - {-1}
 
     def regain(self, sequence: int, tokens: list[int], groups: Sequence[Group] = (), n_needed: int = 0) -> int:
-        """Of a request that gave way: as much of what it had computed as it still holds, or others, or the attic; how much."""
+        """Of a request that gave way: how many of its computed tokens it still has, or finds in others or in the host cache."""
         self._clock += 1
         slot = self.slots[sequence]
         length = slot.length
         most, holder = self._most_held(tokens, but=sequence)
-        entry, spared = self.attic.find(tokens) if self.attic else (None, 0)
-        if entry is not None and spared >= max(length, most) + MIN_ATTIC_GAIN:
+        entry, spared = self.host_cache.find(tokens) if self.host_cache else (None, 0)
+        if entry is not None and spared >= max(length, most) + MIN_RESTORE_GAIN:
             n_back = entry.saved.resume_point(whole(0, min(spared, len(tokens) - 1), 0, groups))
             length = self._restore(slot, entry, n_back) or slot.length
         elif most >= length + MIN_COPY_GAIN:
@@ -180,13 +180,13 @@ class Slots:
         return resume_point(self._cache, slot.sequence, whole(0, min(length, len(tokens) - 1), 0, groups))
 
     def _bring_back(self, tokens: list[int], groups: Sequence[Group]) -> tuple[Slot, int] | None:
-        """A slot into which went what the attic has of the prompt, and how much; None where that pays not or finds no room."""
-        entry, spared = self.attic.find(tokens) if self.attic else (None, 0)
-        if self.attic is None or entry is None:
+        """A slot with what the host cache has of the prompt, and how much; None where it does not pay or finds no room."""
+        entry, spared = self.host_cache.find(tokens) if self.host_cache else (None, 0)
+        if self.host_cache is None or entry is None:
             return None
         length = entry.saved.resume_point(whole(0, min(spared, len(tokens) - 1), 0, groups))
         most, holder = self._most_held(tokens)
-        if length < most + MIN_ATTIC_GAIN:
+        if length < most + MIN_RESTORE_GAIN:
             return None
         idle = self._idle()
         slot = next((s for s in idle if s.sequence != holder), idle[0])
@@ -197,24 +197,24 @@ class Slots:
 
         As for tokens that are computed, idle prefixes give way.
         """
-        assert self.attic is not None
+        assert self.host_cache is not None
         giving = {*self._idle_sequences(), slot.sequence}
         if self._cache.n_free + self._cache.n_freed(giving) < length:
             return 0
-        self.attic.use(entry)
+        self.host_cache.use(entry)
         if not slot.is_busy:
             self._put_away(slot, 0)
         self.empty(slot.sequence)
         while self._cache.n_free < length and self.evict():
             pass
         try:
-            self.attic.bring_back(entry, slot.sequence, length)
+            self.host_cache.bring_back(entry, slot.sequence, length)
         except CacheFull:
             return 0
         return length
 
     def put_away(self, sequence: int) -> None:
-        """Before a request gives way: what it has computed goes to the attic, if that is worth it; it stays here as well."""
+        """Before a request gives way: what it has computed goes to the host cache, if that is worth it; it stays here as well."""
         self._put_away(self.slots[sequence], 0)
 
     def shrink(self, sequence: int, n_short: int) -> int:
@@ -250,15 +250,15 @@ class Slots:
             self._cache.share_prefix(holder, slot.sequence, most)
 
     def _put_away(self, slot: Slot, kept: int) -> None:
-        """Before a slot loses all but its first *kept* tokens: if nobody else holds the others, all goes to the attic."""
-        if self.attic is None or slot.length - kept < MIN_LOST:
+        """Before a slot loses all but its first *kept* tokens: if nobody else holds the others, all goes to the host cache."""
+        if self.host_cache is None or slot.length - kept < MIN_LOST:
             return
         tokens = slot.tokens[: min(slot.length, self._cache.length(slot.sequence))]
         n_elsewhere, _ = self._most_held(tokens, but=slot.sequence)
-        _, n_spared = self.attic.find(tokens)
+        _, n_spared = self.host_cache.find(tokens)
         n_lost = len(tokens) - max(kept, n_elsewhere, n_spared)
         if n_lost >= MIN_LOST and len(tokens) <= MAX_PUT_PER_LOST * n_lost:
-            self.attic.keep(slot.sequence, tokens)
+            self.host_cache.keep(slot.sequence, tokens)
 
     def record(self, sequence: int, tokens: list[int], length: int) -> None:
         """The cache holds the first *length* of these tokens in the sequence now, and nothing else.
@@ -309,8 +309,8 @@ class Slots:
 
     def start_afresh(self) -> None:
         """Nobody runs and nothing is held, whatever was in the books."""
-        if self.attic:
-            self.attic.clear()
+        if self.host_cache:
+            self.host_cache.clear()
         self._prefixes = PrefixTree(len(self.slots))
         for slot in self.slots:
             self._cache.remove(slot.sequence, 0)
@@ -319,8 +319,8 @@ class Slots:
     def check_integrity(self) -> None:
         """Raise AssertionError when the books contradict each other: a list was changed and nobody said so, for example."""
         self._prefixes.check_integrity()
-        if self.attic:
-            self.attic.check_integrity()
+        if self.host_cache:
+            self.host_cache.check_integrity()
         for slot in self.slots:
             n_known = self._prefixes.lengths[slot.sequence]
             n_shared = self._prefixes.shared(slot.tokens)[slot.sequence]

@@ -53,7 +53,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     load.add_argument("--n-batch", type=int, help="tokens in one step at most")
     load.add_argument("--n-threads", type=int, help="threads (default: physical cores)")
     load.add_argument("--kv-cache-type", choices=("f16", "q8_0", "q4_0"))
-    load.add_argument("--attic-bytes", type=int, help="memory for prefixes that lose their place in the cache (default: none)")
+    load.add_argument(
+        "--host-cache-bytes", type=int, help="memory for prefixes that lose their place in the cache (default: none)"
+    )
     load.add_argument("--token-gap-s", type=float, metavar="S", help="how long answers may wait for a token beside prompts")
     load.add_argument("--adapter", dest="adapters", action="append", metavar="FILE", help="a LoRA file; may be repeated")
     load.add_argument("--no-mmap", dest="use_mmap", action="store_false", default=None, help="read the file into memory")
@@ -146,7 +148,17 @@ def _exit_at_once(number: int, frame: FrameType | None) -> None:
 def _load_request(args: argparse.Namespace) -> LoadRequest:
     from puna.wire import LoadOptions, LoadRequest
 
-    names = ("n_ctx", "n_parallel", "n_batch", "n_threads", "kv_cache_type", "attic_bytes", "token_gap_s", "use_mmap", "adapters")
+    names = (
+        "n_ctx",
+        "n_parallel",
+        "n_batch",
+        "n_threads",
+        "kv_cache_type",
+        "host_cache_bytes",
+        "token_gap_s",
+        "use_mmap",
+        "adapters",
+    )
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return LoadRequest(operation="commit", options=LoadOptions(**given))
 

@@ -16,23 +16,23 @@ from tests.unit.runner.token_cache import ROW_BYTES, SavingTokenCache
 from puna.kvcache.cache import Limits
 from puna.kvcache.causal import CausalCache
 from puna.kvcache.cells import CacheFull
-from puna.kvcache.reach import Reach
-from puna.runner.prefixes.host_cache import MAX_ENTRIES, MAX_SHARE, MIN_LOST, TOKEN_BYTES, Attic
+from puna.kvcache.span import Span
+from puna.runner.prefixes.host_cache import MAX_ENTRIES, MAX_SHARE, MIN_LOST, TOKEN_BYTES, HostCache
 
 BYTES = ROW_BYTES + TOKEN_BYTES  # of a token
 
 
-def make(n_tokens: int, **options: int) -> tuple[Attic, SavingTokenCache]:
+def make(n_tokens: int, **options: int) -> tuple[HostCache, SavingTokenCache]:
     """Room for so many tokens."""
     cache = SavingTokenCache(2, **options)
-    return Attic(cache, n_tokens * BYTES, lambda: 1 << 40), cache
+    return HostCache(cache, n_tokens * BYTES, lambda: 1 << 40), cache
 
 
-def put(attic: Attic, cache: SavingTokenCache, tokens: list[int]) -> bool:
+def put(host_cache: HostCache, cache: SavingTokenCache, tokens: list[int]) -> bool:
     cache.rows[0] = list(tokens)
-    is_kept = attic.keep(0, tokens)
+    is_kept = host_cache.keep(0, tokens)
     cache.rows[0] = []
-    attic.check_integrity()
+    host_cache.check_integrity()
     return is_kept
 
 
@@ -40,116 +40,116 @@ def numbers(begin: int, count: int) -> list[int]:
     return list(range(begin, begin + count))
 
 
-def spared(attic: Attic, tokens: list[int]) -> int:
-    return attic.find(tokens)[1]
+def spared(host_cache: HostCache, tokens: list[int]) -> int:
+    return host_cache.find(tokens)[1]
 
 
 def test_a_prefix_is_found_as_far_as_it_goes_and_brought_back() -> None:
-    attic, cache = make(1000)
-    put(attic, cache, numbers(0, 200))
-    assert spared(attic, [*numbers(0, 150), 7]) == 150
-    entry, n_found = attic.find(numbers(0, 300))
+    host_cache, cache = make(1000)
+    put(host_cache, cache, numbers(0, 200))
+    assert spared(host_cache, [*numbers(0, 150), 7]) == 150
+    entry, n_found = host_cache.find(numbers(0, 300))
     assert entry is not None
     assert n_found == 200
-    attic.bring_back(entry, 1, 200)
+    host_cache.bring_back(entry, 1, 200)
     assert cache.rows[1] == numbers(0, 200)
-    assert (attic.n_entries, attic.n_bytes) == (0, 0)
+    assert (host_cache.n_entries, host_cache.n_bytes) == (0, 0)
 
 
 def test_a_prefix_of_which_only_a_part_came_back_stays() -> None:
-    attic, cache = make(1000)
-    put(attic, cache, numbers(0, 200))
-    entry, _ = attic.find(numbers(0, 300))
+    host_cache, cache = make(1000)
+    put(host_cache, cache, numbers(0, 200))
+    entry, _ = host_cache.find(numbers(0, 300))
     assert entry is not None
-    attic.bring_back(entry, 1, 200 - MIN_LOST)
-    assert spared(attic, numbers(0, 300)) == 200
+    host_cache.bring_back(entry, 1, 200 - MIN_LOST)
+    assert spared(host_cache, numbers(0, 300)) == 200
 
 
 def test_where_only_some_points_can_be_resumed_the_furthest_of_them_counts() -> None:
-    attic, cache = make(2000, resumes_every=64)
-    put(attic, cache, numbers(0, 100))
-    put(attic, cache, [*numbers(0, 90), *numbers(500, 60)])
-    assert spared(attic, numbers(0, 95)) == 64
-    assert spared(attic, [*numbers(0, 90), *numbers(500, 60)]) == 128
+    host_cache, cache = make(2000, resumes_every=64)
+    put(host_cache, cache, numbers(0, 100))
+    put(host_cache, cache, [*numbers(0, 90), *numbers(500, 60)])
+    assert spared(host_cache, numbers(0, 95)) == 64
+    assert spared(host_cache, [*numbers(0, 90), *numbers(500, 60)]) == 128
 
 
 def test_one_prompt_does_not_throw_all_others_away() -> None:
-    attic, cache = make(1000)
-    assert not put(attic, cache, numbers(0, 1000 // MAX_SHARE + 1))
-    assert put(attic, cache, numbers(0, 1000 // MAX_SHARE))
+    host_cache, cache = make(1000)
+    assert not put(host_cache, cache, numbers(0, 1000 // MAX_SHARE + 1))
+    assert put(host_cache, cache, numbers(0, 1000 // MAX_SHARE))
 
 
 def test_those_unused_for_longest_make_room() -> None:
-    attic, cache = make(1000)
+    host_cache, cache = make(1000)
     for k in range(4):
-        put(attic, cache, numbers(1000 * k, 250))
-    entry, _ = attic.find(numbers(0, 250))
+        put(host_cache, cache, numbers(1000 * k, 250))
+    entry, _ = host_cache.find(numbers(0, 250))
     assert entry is not None
-    attic.use(entry)
-    put(attic, cache, numbers(9000, 250))
-    assert [spared(attic, numbers(1000 * k, 250)) for k in (0, 1, 2, 9)] == [250, 0, 250, 250]
+    host_cache.use(entry)
+    put(host_cache, cache, numbers(9000, 250))
+    assert [spared(host_cache, numbers(1000 * k, 250)) for k in (0, 1, 2, 9)] == [250, 0, 250, 250]
 
 
 def test_a_conversation_that_went_on_takes_the_place_of_its_beginning() -> None:
-    attic, cache = make(1000)
-    put(attic, cache, numbers(0, 100))
-    put(attic, cache, numbers(0, 160))
-    assert (attic.n_entries, spared(attic, numbers(0, 100))) == (1, 100)
+    host_cache, cache = make(1000)
+    put(host_cache, cache, numbers(0, 100))
+    put(host_cache, cache, numbers(0, 160))
+    assert (host_cache.n_entries, spared(host_cache, numbers(0, 100))) == (1, 100)
 
 
 def test_a_beginning_stays_where_what_goes_on_could_not_be_resumed_there() -> None:
-    attic, cache = make(1000)
-    put(attic, cache, numbers(0, 100))
+    host_cache, cache = make(1000)
+    put(host_cache, cache, numbers(0, 100))
     cache.resumes_every = 64
-    put(attic, cache, numbers(0, 160))
-    assert (attic.n_entries, spared(attic, numbers(0, 100))) == (2, 100)
+    put(host_cache, cache, numbers(0, 160))
+    assert (host_cache.n_entries, spared(host_cache, numbers(0, 100))) == (2, 100)
 
 
 def test_there_is_a_bound_on_how_many() -> None:
-    attic, cache = make(1_000_000)
+    host_cache, cache = make(1_000_000)
     for k in range(MAX_ENTRIES + 1):
         cache.rows[0] = numbers(100 * k, 2)
-        attic.keep(0, list(cache.rows[0]))
-    attic.check_integrity()
-    assert (attic.n_entries, spared(attic, numbers(0, 2)), spared(attic, numbers(100, 2))) == (MAX_ENTRIES, 0, 2)
+        host_cache.keep(0, list(cache.rows[0]))
+    host_cache.check_integrity()
+    assert (host_cache.n_entries, spared(host_cache, numbers(0, 2)), spared(host_cache, numbers(100, 2))) == (MAX_ENTRIES, 0, 2)
 
 
 def test_without_memory_nothing_is_kept_and_nothing_breaks(caplog: pytest.LogCaptureFixture) -> None:
-    attic, cache = make(1000)
-    put(attic, cache, numbers(0, 200))
+    host_cache, cache = make(1000)
+    put(host_cache, cache, numbers(0, 200))
     cache.is_short_of_memory = True
     with caplog.at_level(logging.WARNING):
-        assert not put(attic, cache, numbers(1000, 200))
+        assert not put(host_cache, cache, numbers(1000, 200))
     assert "no memory to keep 200 computed tokens" in caplog.text
-    assert (attic.n_entries, spared(attic, numbers(0, 200))) == (1, 200)
+    assert (host_cache.n_entries, spared(host_cache, numbers(0, 200))) == (1, 200)
 
 
 def test_on_a_machine_that_is_short_of_memory_it_gives_back_what_others_need() -> None:
     cache = SavingTokenCache(2)
     spare = [300 * BYTES]
-    attic = Attic(cache, 10_000 * BYTES, lambda: spare[0])
+    host_cache = HostCache(cache, 10_000 * BYTES, lambda: spare[0])
     for k in range(3):
-        assert put(attic, cache, numbers(1000 * k, 100))
+        assert put(host_cache, cache, numbers(1000 * k, 100))
         spare[0] -= 100 * BYTES
-    assert put(attic, cache, numbers(3000, 100))
-    assert [spared(attic, numbers(1000 * k, 100)) for k in range(4)] == [0, 100, 100, 100]
+    assert put(host_cache, cache, numbers(3000, 100))
+    assert [spared(host_cache, numbers(1000 * k, 100)) for k in range(4)] == [0, 100, 100, 100]
     spare[0] = -100 * BYTES
-    assert put(attic, cache, numbers(4000, 100))
-    assert [spared(attic, numbers(1000 * k, 100)) for k in range(5)] == [0, 0, 0, 100, 100]
+    assert put(host_cache, cache, numbers(4000, 100))
+    assert [spared(host_cache, numbers(1000 * k, 100)) for k in range(5)] == [0, 0, 0, 100, 100]
     spare[0] = -900 * BYTES
-    assert not put(attic, cache, numbers(5000, 100))
-    assert attic.n_entries == 0
+    assert not put(host_cache, cache, numbers(5000, 100))
+    assert host_cache.n_entries == 0
 
 
 def test_where_the_cache_has_no_room_the_entry_stays() -> None:
-    attic, cache = make(1000, n_pool=150)
-    put(attic, cache, numbers(0, 120))
+    host_cache, cache = make(1000, n_pool=150)
+    put(host_cache, cache, numbers(0, 120))
     cache.rows[0] = numbers(500, 60)
-    entry, _ = attic.find(numbers(0, 120))
+    entry, _ = host_cache.find(numbers(0, 120))
     assert entry is not None
     with pytest.raises(CacheFull):
-        attic.bring_back(entry, 1, 120)
-    assert (cache.rows[1], spared(attic, numbers(0, 120))) == ([], 120)
+        host_cache.bring_back(entry, 1, 120)
+    assert (cache.rows[1], spared(host_cache, numbers(0, 120))) == ([], 120)
 
 
 PARTS = [[1] * 9, [1] * 5 + [2] * 6, [2] * 30, [1, 2] * 8, [1]]
@@ -161,13 +161,13 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(n_tokens=st.sampled_from([100, 400, 1500]), resumes_every=st.sampled_from([1, 10]))
     def start(self, n_tokens: int, resumes_every: int) -> None:
-        self.attic, self.cache = make(n_tokens, resumes_every=resumes_every)
+        self.host_cache, self.cache = make(n_tokens, resumes_every=resumes_every)
         self.kept: list[list[int]] = []
         self.n_tokens = n_tokens
 
     @rule(prompt=PROMPTS)
     def keep(self, prompt: list[int]) -> None:
-        is_kept = put(self.attic, self.cache, prompt)
+        is_kept = put(self.host_cache, self.cache, prompt)
         assert is_kept == (len(prompt) * BYTES <= self.n_tokens * BYTES // MAX_SHARE)
         if is_kept:
             self.kept = [k for k in self.kept if not (self.alike(k, prompt) == len(k) == self.point(len(k)))]
@@ -183,7 +183,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(prompt=PROMPTS)
     def find(self, prompt: list[int]) -> None:
-        entry, n_found = self.attic.find(prompt)
+        entry, n_found = self.host_cache.find(prompt)
         assert n_found == max((self.point(self.alike(k, prompt)) for k in self.kept), default=0)
         assert (entry is None) == (n_found == 0)
         if entry is not None:
@@ -195,12 +195,12 @@ class AnyOrder(RuleBasedStateMachine):
     def bring_back(self, which: int, share: float, extra: list[int]) -> None:
         tokens = self.kept[which % len(self.kept)]
         prompt = tokens[: round(share * len(tokens))] + extra
-        entry, n_found = self.attic.find(prompt)
+        entry, n_found = self.host_cache.find(prompt)
         if entry is None:
             return
-        self.attic.use(entry)
+        self.host_cache.use(entry)
         self.cache.rows[1] = []
-        self.attic.bring_back(entry, 1, n_found)
+        self.host_cache.bring_back(entry, 1, n_found)
         assert self.cache.rows[1] == prompt[:n_found]
         at = next(i for i, k in enumerate(self.kept) if k is entry.tokens)
         used = self.kept.pop(at)
@@ -209,15 +209,15 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        self.attic.clear()
+        self.host_cache.clear()
         self.kept.clear()
 
     @invariant()
     def is_sound(self) -> None:
-        if hasattr(self, "attic"):
-            self.attic.check_integrity()
-            assert [entry.tokens for entry in self.attic._entries.values()] == self.kept
-            assert self.attic.n_bytes == BYTES * sum(len(k) for k in self.kept)
+        if hasattr(self, "host_cache"):
+            self.host_cache.check_integrity()
+            assert [entry.tokens for entry in self.host_cache._entries.values()] == self.kept
+            assert self.host_cache.n_bytes == BYTES * sum(len(k) for k in self.kept)
 
 
 TestAnyOrder = AnyOrder.TestCase
@@ -227,7 +227,12 @@ TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30)
 def test_of_what_is_too_large_with_all_that_its_windows_forgot_the_end_is_kept() -> None:
     backend: Any = ArrayBackend()
     cache = CausalCache(
-        backend, Limits(2, 10_000, 16), n_kv_heads=[HEADS], head_dim_k=DIM, head_dim_v=DIM, reach=Reach(window=20)
+        backend,
+        Limits(2, 10_000, 16),
+        n_kv_heads=[HEADS],
+        head_dim_k=DIM,
+        head_dim_v=DIM,
+        span=Span(window=20),
     )
     cache.remember(1 << 30, lambda: 1 << 30)
     for begin in range(0, 4000, 16):
@@ -236,13 +241,13 @@ def test_of_what_is_too_large_with_all_that_its_windows_forgot_the_end_is_kept()
     assert lean < whole // 8
     tokens = numbers(0, 4000)
     for max_bytes, is_lean in ((whole + 4000 * TOKEN_BYTES, False), (lean + 4000 * TOKEN_BYTES, True)):
-        attic = Attic(cache, MAX_SHARE * max_bytes, lambda: 1 << 40)
-        assert attic.keep(0, tokens)
-        attic.check_integrity()
-        assert attic.find([*tokens, 7])[1] == 4000
-        assert attic.find([*tokens[:1000], 7])[1] == (0 if is_lean else 1000)
+        host_cache = HostCache(cache, MAX_SHARE * max_bytes, lambda: 1 << 40)
+        assert host_cache.keep(0, tokens)
+        host_cache.check_integrity()
+        assert host_cache.find([*tokens, 7])[1] == 4000
+        assert host_cache.find([*tokens[:1000], 7])[1] == (0 if is_lean else 1000)
         cache.remove(1, 0)
-        (entry,) = attic._entries.values()
-        attic.bring_back(entry, 1, 4000)
+        (entry,) = host_cache._entries.values()
+        host_cache.bring_back(entry, 1, 4000)
         assert step(cache, [(1, 4000)], [-1.0]) == [{**{p: float(p) for p in range(3981, 4000)}, 4000: -1.0}]
         cache.check_integrity()

@@ -12,15 +12,15 @@ from tests.unit.runner.scheduling import test_admission
 from tests.unit.runner.scheduling.test_admission import N_PARALLEL, N_SEQUENCES, PROMPTS, OneByOne, asked, choose
 from tests.unit.runner.token_cache import SavingTokenCache
 
-from puna.runner.prefixes.host_cache import MIN_LOST, Attic
-from puna.runner.prefixes.slots import MAX_PUT_PER_LOST, MIN_ATTIC_GAIN, Slots
+from puna.runner.prefixes.host_cache import MIN_LOST, HostCache
+from puna.runner.prefixes.slots import MAX_PUT_PER_LOST, MIN_RESTORE_GAIN, Slots
 
 MEGABYTE = 1 << 20
 
 
 def make(count: int = 2, max_bytes: int = MEGABYTE, **options: int) -> tuple[Slots, SavingTokenCache]:
     cache = SavingTokenCache(count, **options)
-    return Slots(cache, count, count, Attic(cache, max_bytes, lambda: MEGABYTE)), cache
+    return Slots(cache, count, count, HostCache(cache, max_bytes, lambda: MEGABYTE)), cache
 
 
 def run(slots: Slots, cache: SavingTokenCache, tokens: list[int], *, ends: bool = True) -> tuple[int, int]:
@@ -45,11 +45,11 @@ def test_every_conversation_finds_all_it_computed_when_its_turn_comes() -> None:
         for number in range(6):
             _, length = run(slots, cache, talk(number, n_tokens))
             assert length == n_tokens - 80 if n_tokens > 100 else length == 0
-    assert slots.attic is not None
-    assert slots.attic.n_entries == 4, "the others are in their sequences"
+    assert slots.host_cache is not None
+    assert slots.host_cache.n_entries == 4, "the others are in their sequences"
 
 
-def test_without_an_attic_they_find_nothing() -> None:
+def test_without_an_host_cache_they_find_nothing() -> None:
     cache: Any = SavingTokenCache(2)
     slots = Slots(cache, 2, 2)
     found = [run(slots, cache, talk(number, n))[1] for n in (100, 180) for number in range(6)]
@@ -78,7 +78,7 @@ def test_a_long_prefix_is_not_copied_for_a_small_part_of_it() -> None:
     assert cache.n_saves == 1
 
 
-def test_what_another_sequence_or_the_attic_holds_is_not_put_away_again() -> None:
+def test_what_another_sequence_or_the_host_cache_holds_is_not_put_away_again() -> None:
     slots, cache = make(3)
     run(slots, cache, talk(0, 300), ends=False)
     copied, length = run(slots, cache, [*talk(0, 200), 7])
@@ -102,13 +102,13 @@ def test_what_is_evicted_for_room_comes_back() -> None:
     assert run(slots, cache, talk(0, 220))[1] == 200
 
 
-@pytest.mark.parametrize(("n_held", "n_found"), [(200 - MIN_ATTIC_GAIN, 200), (201 - MIN_ATTIC_GAIN, 201 - MIN_ATTIC_GAIN)])
+@pytest.mark.parametrize(("n_held", "n_found"), [(200 - MIN_RESTORE_GAIN, 200), (201 - MIN_RESTORE_GAIN, 201 - MIN_RESTORE_GAIN)])
 def test_a_slot_that_spares_nearly_as_much_is_taken_instead(n_held: int, n_found: int) -> None:
     slots, cache = make(2)
     holder, _ = run(slots, cache, talk(0, n_held))
-    assert slots.attic is not None
+    assert slots.host_cache is not None
     cache.rows[1 - holder] = talk(0, 200)
-    slots.attic.keep(1 - holder, talk(0, 200))
+    slots.host_cache.keep(1 - holder, talk(0, 200))
     cache.rows[1 - holder] = []
     sequence, length = run(slots, cache, talk(0, 300))
     assert (length, sequence == holder) == (n_found, n_found == n_held)
@@ -164,7 +164,7 @@ def test_an_image_comes_back_as_a_whole_or_not() -> None:
     assert slots.acquire(talk(0, 200), groups=[(10, 30), (150, 200)])[1] == 150
 
 
-def test_nobody_waits_for_a_beginning_that_the_attic_has() -> None:
+def test_nobody_waits_for_a_beginning_that_the_host_cache_has() -> None:
     slots, cache = make(3)
     run(slots, cache, talk(0, 200))
     slots.evict()
@@ -174,12 +174,12 @@ def test_nobody_waits_for_a_beginning_that_the_attic_has() -> None:
     cache.rows[computing.slot] = []
     waiting = asked(talk(0, 220))
     assert choose([waiting], [computing], slots) is waiting
-    assert slots.attic is not None
-    slots.attic.clear()
+    assert slots.host_cache is not None
+    slots.host_cache.clear()
     assert choose([waiting], [computing], slots) is None
 
 
-def test_a_fault_in_the_books_empties_the_attic() -> None:
+def test_a_fault_in_the_books_empties_the_host_cache() -> None:
     slots, cache = make()
     run(slots, cache, talk(0, 200))
     slots.evict()
@@ -191,14 +191,14 @@ POOLS = [600, 9999]
 
 
 class AnyOrder(test_admission.AnyOrder):
-    """As without an attic, where nobody finds less, and what a sequence is said to hold it holds."""
+    """As without a host cache, where nobody finds less, and what a sequence is said to hold it holds."""
 
     @initialize(
         n_bytes=st.sampled_from([80_000, MEGABYTE]), resumes_every=st.sampled_from([1, 10]), n_pool=st.sampled_from([600, 9999])
     )
     def start(self, n_bytes: int, resumes_every: int, n_pool: int) -> None:
         self.cache: Any = SavingTokenCache(N_SEQUENCES, n_pool, resumes_every)
-        self.slots = Slots(self.cache, N_PARALLEL, N_SEQUENCES, Attic(self.cache, n_bytes, lambda: MEGABYTE))
+        self.slots = Slots(self.cache, N_PARALLEL, N_SEQUENCES, HostCache(self.cache, n_bytes, lambda: MEGABYTE))
         self.running = []
 
     @rule(prompt=PROMPTS)
@@ -209,7 +209,7 @@ class AnyOrder(test_admission.AnyOrder):
         request = asked(prompt)
         request.slot, request.n_computed = self.slots.acquire(request.tokens)
         assert self.cache.rows[request.slot] == prompt[: request.n_computed]
-        assert request.n_computed >= least or self.cache.n_free < least + MIN_ATTIC_GAIN
+        assert request.n_computed >= least or self.cache.n_free < least + MIN_RESTORE_GAIN
         self.running.append(request)
 
     @rule(turns=st.lists(st.tuples(st.integers(1, 8), st.integers(70, 200), st.integers(0, 3)), min_size=1, max_size=10))

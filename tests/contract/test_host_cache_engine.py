@@ -44,7 +44,7 @@ def checked(model: Path, **options: Any) -> Iterator[Engine]:
         yield engine
         check_integrity(engine)
         assert not faults, faults[0]
-        assert engine.health().attic_bytes <= options.get("attic_bytes", 0)
+        assert engine.health().host_cache_bytes <= options.get("host_cache_bytes", 0)
     finally:
         engine.close()
 
@@ -61,11 +61,11 @@ def turns(engine: Engine, n_turns: int = 3) -> dict[str, list[Done]]:
 
 
 def test_every_conversation_goes_on_from_all_it_had_computed(model: Path) -> None:
-    with checked(model, attic_bytes=BYTES) as engine:
+    with checked(model, host_cache_bytes=BYTES) as engine:
         said = turns(engine)
         health = engine.health()
-        assert health.attic_entries >= len(WORDS) - 2
-        assert health.attic_bytes > 0
+        assert health.host_cache_entries >= len(WORDS) - 2
+        assert health.host_cache_bytes > 0
         for word, dones in said.items():
             for turn, (before, done) in enumerate(pairwise(dones)):
                 n_before = len(before.tokens)
@@ -73,18 +73,18 @@ def test_every_conversation_goes_on_from_all_it_had_computed(model: Path) -> Non
                 assert is_greedy(engine, model, done), f"{word}, turn {turn + 1}"
 
 
-def test_without_an_attic_it_is_computed_again(model: Path) -> None:
+def test_without_an_host_cache_it_is_computed_again(model: Path) -> None:
     with checked(model) as engine:
         for dones in turns(engine).values():
             assert all(done.cached_count <= 2 for done in dones)  # the token that begins every prompt, perhaps a space
-        assert (engine.health().attic_bytes, engine.health().attic_entries) == (0, 0)
+        assert (engine.health().host_cache_bytes, engine.health().host_cache_entries) == (0, 0)
 
 
-def test_the_texts_are_those_without_an_attic(tmp_path: Path) -> None:
+def test_the_texts_are_those_without_an_host_cache(tmp_path: Path) -> None:
     model = write_llama(tmp_path / "model.gguf", seed=3)
     texts = []
-    for attic_bytes in (BYTES, 0):
-        with checked(model, attic_bytes=attic_bytes) as engine:
+    for host_cache_bytes in (BYTES, 0):
+        with checked(model, host_cache_bytes=host_cache_bytes) as engine:
             texts.append({word: [done.tokens for done in dones] for word, dones in turns(engine).items()})
     assert texts[0] == texts[1]
 
@@ -92,29 +92,29 @@ def test_the_texts_are_those_without_an_attic(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kv_cache_type", ["q8_0", "q4_0"])
 def test_quantised_rows_come_back_as_they_were(tmp_path: Path, kv_cache_type: str) -> None:
     model = write_llama(tmp_path / "model.gguf", seed=3)
-    with checked(model, attic_bytes=BYTES, kv_cache_type=kv_cache_type) as engine:
+    with checked(model, host_cache_bytes=BYTES, kv_cache_type=kv_cache_type) as engine:
         for dones in turns(engine, 2).values():
             assert dones[1].cached_count == len(dones[0].tokens) - 1
 
 
-def test_a_small_attic_keeps_those_that_were_there_last(tmp_path: Path) -> None:
+def test_a_small_host_cache_keeps_those_that_were_there_last(tmp_path: Path) -> None:
     """Of six conversations it has room for two or three; two are in the cache."""
     model = write_llama(tmp_path / "model.gguf", n_layers=2)
-    with checked(model, attic_bytes=BYTES) as engine:
+    with checked(model, host_cache_bytes=BYTES) as engine:
         turns(engine, 1)
         health = engine.health()
-        n_bytes = health.attic_bytes // health.attic_entries
-    with checked(model, attic_bytes=4 * n_bytes + n_bytes // 2) as engine:
+        n_bytes = health.host_cache_bytes // health.host_cache_entries
+    with checked(model, host_cache_bytes=4 * n_bytes + n_bytes // 2) as engine:
         said = turns(engine, 1)
-        assert 3 <= engine.health().attic_entries <= 4
+        assert 3 <= engine.health().host_cache_entries <= 4
         last = WORDS[-1]
         for word in (last, *WORDS[2:4]):
             done = Answer(engine, " and then", context=said[word][-1].tokens, n_predict=2).done()
             assert done.cached_count == len(said[word][-1].tokens) - 1, word
 
 
-def test_a_beginning_in_the_attic_serves_all_who_share_it(model: Path) -> None:
-    with checked(model, attic_bytes=BYTES, n_parallel=2) as engine:
+def test_a_beginning_in_the_host_cache_serves_all_who_share_it(model: Path) -> None:
+    with checked(model, host_cache_bytes=BYTES, n_parallel=2) as engine:
         story = "once upon a time there was a little girl who liked to read books and she said that the sea is blue " * 4
         first = Answer(engine, story, n_predict=4).done()
         for word in WORDS:
@@ -131,7 +131,7 @@ def test_any_order_of_arrivals_and_cancels_in_a_short_pool(model: Path, seed: in
     """Conversations come back, several at once or one after another, whole or in part; what they say is always likely."""
     chance = random.Random(seed)
     limits = {"n_ctx": 512, "n_parallel": 2, "n_pool": chance.choice([512, 700, 1024]), "n_batch": chance.choice([32, 128])}
-    with checked(model, attic_bytes=chance.choice([2 << 20, BYTES]), **limits) as engine:
+    with checked(model, host_cache_bytes=chance.choice([2 << 20, BYTES]), **limits) as engine:
         contexts: list[list[int]] = [[] for _ in range(6)]
         for _ in range(15):
             chosen = chance.sample(range(6), chance.randint(1, 4))

@@ -1,4 +1,4 @@
-"""How far back a row sees: everything, a sliding window, or its own chunk. Arithmetic on positions only."""
+"""The attention span, which is how far back a row sees: everything, a sliding window, or its own chunk. Arithmetic on positions only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ P = TypeVar("P", int, npt.NDArray[np.int32])
 
 
 @dataclass(frozen=True)
-class Reach:
+class Span:
     """A window of W shows a row W keys, its own included, as in llama.cpp and transformers.
 
     A chunk of C cuts the positions at the multiples of C; a row sees those of its chunk that are not later than itself.
