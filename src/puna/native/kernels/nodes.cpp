@@ -3,13 +3,13 @@
 #include <cstring>
 
 #include "activations.h"
-#include "instructions.h"
 #include "node.h"
 #include "packing.h"
 
-#define PUNA_EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace puna {
+
+const Instructions* chosen = &portable_instructions;
+
 namespace {
 
 constexpr const Instructions* known[] = {
@@ -18,7 +18,6 @@ constexpr const Instructions* known[] = {
 #endif
     &portable_instructions,
 };
-const Instructions* chosen = &portable_instructions;
 
 struct Matrix {
   const Format* format;
