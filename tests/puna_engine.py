@@ -48,7 +48,7 @@ class PunaEngine:
             kernels=wanted(use_kernels),
         )
         self.limits = Limits(n_sequences, n_ctx, n_batch)
-        self.model = open_model(self.backend.file, self.backend, n_ctx)
+        self.model: Any = open_model(self.backend.file, self.backend, n_ctx)
         self.cache = self.model.make_cache(self.backend, self.limits, DType(cache_type))
         self.backend.allocate()
         self.backend.load(lambda _share: None)
@@ -57,9 +57,15 @@ class PunaEngine:
         self.n_vocab = self.model.n_vocab
 
     def decode(
-        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        outputs: Sequence[int],
+        embedded: tuple[Any, Any] | None = None,
     ) -> npt.NDArray[np.float32]:
-        logits = self.forward(batch(tokens, positions, sequences, outputs))
+        """*embedded*: rows of the batch, and the embeddings that they are given as."""
+        logits = self.forward(batch(tokens, positions, sequences, outputs, embedded=embedded))
         assert logits is not None, "nothing aborts a compute here"
         return logits
 
@@ -70,6 +76,18 @@ class PunaEngine:
             row = self.decode(answer[-1:], [len(prompt) + len(answer) - 1], [0], [0])[0]
             answer.append(int(row.argmax()))
         return answer
+
+    def embeddings(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """What the first layer gets of these tokens, [n, n_embd]."""
+        ctx = self.backend.context(64)
+        inputs = ctx.input(DType.I32, len(tokens))
+        x = self.model.embed(inputs)
+        ctx.output(x)
+        ctx.set(inputs, np.array(tokens, np.int32))
+        assert ctx.compute()
+        found = ctx.values(x).copy()
+        ctx.close()
+        return found
 
     def forget(self, sequence: int = -1, begin: int = 0) -> None:
         for s in range(self.limits.max_sequences) if sequence < 0 else [sequence]:

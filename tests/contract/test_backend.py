@@ -21,7 +21,7 @@ from puna.ml.backend import Use
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.ggml.devices import cpu
 from puna.ml.ggml.weights import Weights
-from puna.ml.tensor import DType
+from puna.ml.tensor import DType, Gate
 from puna.model.registry import open_model
 from puna.native import structs
 from puna.native.pages import can_be_huge
@@ -293,7 +293,7 @@ def test_joined_matrices_give_what_they_give_apart(dtype: str, tmp_path: Path) -
         backend.load(lambda _share: None)
         context = backend.context(64)
         x = context.input(DType.F32, 256, 5)
-        products = [part.mul_mat(x).contiguous() for part in parts]
+        products = [product.contiguous() for product in x.products(parts)]
         for product in products:
             context.output(product)
         context.set(x, inputs)
@@ -331,7 +331,7 @@ def test_a_common_product_is_computed_again_for_another_input(tmp_path: Path) ->
     backend.load(lambda _share: None)
     context = backend.context(64)
     a, b = context.input(DType.F32, 256, 2), context.input(DType.F32, 256, 2)
-    products = [part.mul_mat(x).contiguous() for x in (a, b, a) for part in parts]
+    products = [product.contiguous() for x in (a, b, a) for product in x.products(parts)]
     for product in products:
         context.output(product)
     for x, fill in ((a, 1.0), (b, 2.0)):
@@ -344,6 +344,56 @@ def test_a_common_product_is_computed_again_for_another_input(tmp_path: Path) ->
     np.testing.assert_allclose(rows[3], 2 * rows[1], rtol=1e-5, atol=1e-5)
     assert np.array_equal(rows[4], rows[0])
     assert np.array_equal(rows[5], rows[1])
+    context.close()
+    backend.close()
+
+
+def test_nothing_of_a_common_product_outlives_its_graph(tmp_path: Path) -> None:
+    """Graphs and inputs come at the same addresses again, and a graph may use one part and the next another."""
+    backend = GGMLBackend(write_llama(tmp_path / "m.gguf", seed=3), n_threads=1)
+    parts = backend.joined(["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"])
+    assert parts is not None
+    backend.allocate()
+    backend.load(lambda _share: None)
+    places: set[tuple[int, int]] = set()
+    found: dict[int, list[Any]] = {0: [], 1: []}
+    for turn in range(40):
+        context = backend.context(64)
+        x = context.input(DType.F32, 256, 2)
+        places.add((context.address, x.address))
+        product = x.products(parts)[turn % 2].contiguous() if turn % 4 < 2 else x.products([parts[turn % 2]])[0].contiguous()
+        context.output(product)
+        context.set(x, np.ones((2, 256), np.float32))
+        assert context.compute()
+        found[turn % 2].append(context.values(product).copy())
+        context.close()
+    assert len(places) < 40, "an address has come again"
+    for rows in found.values():
+        assert all(np.array_equal(row, rows[0]) for row in rows)
+    backend.close()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q4_0"])
+@pytest.mark.parametrize("gate", list(Gate))
+def test_what_is_gated_is_the_same_from_two_matrices_and_from_one(gate: Gate, dtype: str, tmp_path: Path) -> None:
+    backend = GGMLBackend(write_llama(tmp_path / "m.gguf", seed=3, dtype=dtype), n_threads=1)
+    names = ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"]
+    apart = [backend.tensor(name, Use.MATRIX) for name in names]
+    whole = backend.tensor("blk.0.ffn_up.weight", Use.MATRIX)
+    backend.allocate()
+    backend.load(lambda _share: None)
+    context = backend.context(64)
+    x = context.input(DType.F32, 256, 3)
+    gate_rows, up_rows = x.products(apart)
+    results = [gate.of(gate_rows, up_rows), x.gated_product(apart, gate)]
+    halves = x.gated_product([whole], gate), gate.of_halves(x.products([whole])[0])
+    for result in (*results, *halves):
+        context.output(result)
+    context.set(x, np.random.default_rng(2).standard_normal((3, 256), np.float32))
+    assert context.compute()
+    assert np.array_equal(context.values(results[0]), context.values(results[1]))
+    assert np.array_equal(context.values(halves[0]), context.values(halves[1]))
+    assert halves[0].shape[0] == results[0].shape[0] // 2
     context.close()
     backend.close()
 

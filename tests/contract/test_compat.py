@@ -281,6 +281,14 @@ def test_a_batch_that_libllama_would_abort_on_does_not_reach_it(pair: Pair, what
     pair.prefill(ids[30:], begin=30)
 
 
+def test_rows_given_as_embeddings_are_refused(files: dict[str, Path]) -> None:
+    with CompatEngine(files["llama"], n_ctx=256, n_sequences=2, max_rows=2) as compat:
+        given = batch([5, 6], [0, 1], [0, 0], [1], embedded=([0], np.zeros((1, 256), np.float32)))
+        with pytest.raises(PunaError, match="embeddings"):
+            compat.model.forward(given)
+        assert np.isfinite(compat.decode([5, 6], [0, 1], [0, 0], [1])).all()
+
+
 def test_more_rows_than_memory_was_taken_for_are_refused(files: dict[str, Path]) -> None:
     with CompatEngine(files["llama"], n_ctx=256, n_sequences=2, max_rows=2) as compat:
         ids = tokens(10, 41, compat.n_vocab)

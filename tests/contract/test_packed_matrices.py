@@ -157,10 +157,10 @@ def test_joined_matrices_are_packed_together(tmp_path: Path) -> None:
     assert parts is not None
     backend.allocate()
     backend.load(lambda _share: None)
-    query, key, value = parts
 
     def together(_context: Any, x: Any) -> Any:
-        return query.mul_mat(x).contiguous().concat(key.mul_mat(x).contiguous(), 0).concat(value.mul_mat(x).contiguous(), 0)
+        query, key, value = (product.contiguous() for product in x.products(parts))
+        return query.concat(key, 0).concat(value, 0)
 
     assert np.array_equal(computed(backend, together, values), np.concatenate(apart, axis=-1))
     backend.close()

@@ -169,7 +169,7 @@ def test_window_layers_take_little(pair: Pair) -> None:
     puna, _ = pair
     assert isinstance(puna.cache, LayeredCache)
     assert [part.cells.n_cells for part in puna.cache.parts if isinstance(part, CausalCache)] == [4 * 256, 4 * 1024]
-    options = puna.model.options  # type: ignore[attr-defined]
+    options = puna.model.options
     by_layer = puna.backend.memory().devices[0].cache[: options.n_layers]
     windows = {n for n, is_windowed in zip(by_layer, options.is_windowed, strict=True) if is_windowed}
     full = {n for n, is_windowed in zip(by_layer, options.is_windowed, strict=True) if not is_windowed}
@@ -203,7 +203,7 @@ def test_the_pattern_may_be_a_list_of_layers(tmp_path: Path) -> None:
     kinds = [True, False, False, True, True, False, True]
     listed = write_gemma3(tmp_path / "m.gguf", metadata={"gemma3.attention.sliding_window_pattern": kinds})
     with PunaEngine(listed, n_ctx=512) as puna:
-        assert puna.model.options.is_windowed == kinds  # type: ignore[attr-defined]
+        assert puna.model.options.is_windowed == kinds
         assert np.isfinite(puna.decode([5, 6, 7], range(3), [0] * 3, [2])).all()
 
 

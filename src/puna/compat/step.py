@@ -81,6 +81,8 @@ class Forward:
 
     def _check(self, batch: Batch) -> None:
         """Errors: CacheFull; PunaError naming what would end the process inside libllama, or give nonsense."""
+        if batch.embedded is not None:
+            raise PunaError("libllama computes tokens or embeddings in a batch, and here it is given tokens")
         limits, n_vocab = self._limits, self._machine.model.n_vocab
         n = batch.n_tokens
         if not 0 < n <= limits.n_batch or len(batch.positions) != n or len(batch.sequences) != n:

@@ -22,12 +22,24 @@ class Encoded:
     n_rows: int
 
 
+@dataclass(frozen=True)
+class Embedded:
+    """Rows of a batch that come as embeddings instead of tokens: those of an image, say.
+
+    Shapes: rows int32 [m], ascending; values float32 [m, n_embd], what the first layer gets.
+    """
+
+    rows: Ints
+    values: npt.NDArray[np.float32]
+
+
 class Batch(NamedTuple):
     """Rows of one step; the rows of a sequence stand together, in the order of their positions.
 
     Shapes: tokens, positions, sequences int32 [n]; outputs int32 [m], the rows whose logits are wanted, ascending.
     *bidirectional* are rows [begin, end) of one sequence that see each other, also the later ones: the tokens of an image.
     Encoded are the inputs of cross attention that come with this step, at most one of a sequence, in the order of rows.
+    Embedded rows have tokens all the same, for what else a model looks up by token.
     """
 
     tokens: Ints
@@ -36,6 +48,7 @@ class Batch(NamedTuple):
     outputs: Ints
     bidirectional: tuple[tuple[int, int], ...] = ()
     encoded: tuple[Encoded, ...] = ()
+    embedded: Embedded | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -45,6 +58,10 @@ class Batch(NamedTuple):
     def n_outputs(self) -> int:
         return len(self.outputs)
 
+    @property
+    def n_embedded(self) -> int:
+        return len(self.embedded.rows) if self.embedded else 0
+
 
 def batch(
     tokens: Any,
@@ -53,10 +70,15 @@ def batch(
     outputs: Any,
     bidirectional: Sequence[tuple[int, int]] = (),
     encoded: Sequence[Encoded] = (),
+    embedded: tuple[Any, Any] | None = None,
 ) -> Batch:
-    """From anything that numpy takes."""
+    """From anything that numpy takes; *embedded* are rows and their values."""
     a, b, c, d = [np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs)]
-    return Batch(a, b, c, d, tuple(bidirectional), tuple(encoded))
+    given = None
+    if embedded is not None and len(embedded[0]):
+        rows, values = embedded
+        given = Embedded(np.ascontiguousarray(rows, dtype=np.int32), np.ascontiguousarray(values, dtype=np.float32))
+    return Batch(a, b, c, d, tuple(bidirectional), tuple(encoded), given)
 
 
 def runs(sequences: Ints) -> list[tuple[int, int, int]]:

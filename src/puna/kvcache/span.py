@@ -1,4 +1,7 @@
-"""The attention span, which is how far back a row sees: everything, a sliding window, or its own chunk. Arithmetic on positions only."""
+"""The attention span, which is how far back a row sees: everything, a sliding window, or its own chunk.
+
+Arithmetic on positions only.
+"""
 
 from __future__ import annotations
 

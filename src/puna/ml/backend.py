@@ -98,9 +98,9 @@ class Backend(Protocol):
     def has_tensor(self, name: str) -> bool: ...
     def tensor(self, name: str, use: Use) -> Tensor: ...
     def joined(self, names: Sequence[str]) -> Sequence[Tensor] | None:
-        """Matrices that multiply the same input, kept as one: one product instead of several, bit for bit the same.
+        """Matrices that will be asked for products of the same input, kept as one: one product, bit for bit the same.
 
-        Each of the tensors stands for one of the matrices, for mul_mat alone. None where that cannot be or does not pay:
+        Each of the tensors stands for one of the matrices, for products alone. None where that cannot be or does not pay:
         other types or widths, adapters, or large matrices that would otherwise stay in the mapped file.
         """
 

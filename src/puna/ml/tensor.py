@@ -8,9 +8,12 @@ Operations build the graph; nothing is computed until the graph runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import Protocol, Self
+from enum import Enum, IntEnum
+from typing import Protocol, Self, TypeVar
+
+T = TypeVar("T", bound="Tensor")
 
 
 class DType(IntEnum):
@@ -45,6 +48,20 @@ class RopeOptions:
         return replace(self, attn_factor=1.0 / magnitude)
 
 
+class Gate(Enum):
+    """What of a gated part's first half its second half is multiplied with."""
+
+    SILU = "silu"
+    GELU = "gelu"  # in the approximation by tanh
+
+    def of(self, gate: T, up: T) -> T:
+        return gate.swiglu(up) if self is Gate.SILU else gate.geglu(up)
+
+    def of_halves(self, both: T) -> T:
+        """Of both [2 n, m], the gate first."""
+        return both.swiglu() if self is Gate.SILU else both.geglu()
+
+
 class Tensor(Protocol):
     @property
     def shape(self) -> tuple[int, int, int, int]: ...
@@ -67,8 +84,18 @@ class Tensor(Protocol):
     def mul_mat(self, x: Self) -> Self:
         """Self [k, p] and x [k, n] give [p, n]: the weight is the receiver."""
 
-    def precise(self) -> Self:
-        """A product: summed in F32 on devices that would sum in F16."""
+    def products(self, weights: Sequence[Self], *, is_precise: bool = False) -> Sequence[Self]:
+        """Self [k, n] times each of these weights [k, p]: [p, n] each. How is the backend's choice.
+
+        Several may be one product whose parts are views in which neighbouring columns lie apart. A product that *is_precise*
+        is summed in F32 on devices that would sum in F16.
+        """
+
+    def gated_product(self, weights: Sequence[Self], gate: Gate) -> Self:
+        """The products with two weights, gate and up, or with one that holds the rows of both: gated, [p, n]."""
+
+    def expert_products(self, weights: Sequence[Self], experts: Self) -> Sequence[Self]:
+        """Each column through the matrices of its experts, for each of these stacks of weights; shapes as mul_mat_id."""
 
     def mul_mat_id(self, x: Self, experts: Self) -> Self:
         """Each token's vectors through the matrices of its experts.
@@ -88,7 +115,9 @@ class Tensor(Protocol):
         The result is self with them, and must enter the graph.
         """
 
-    def rms_norm(self, eps: float) -> Self: ...
+    def rms_norm(self, eps: float, weight: Self | None = None) -> Self:
+        """Each vector over its root mean square; times weight, of a vector's shape."""
+
     def norm(self, eps: float) -> Self:
         """Each vector less its mean, over its standard deviation."""
 

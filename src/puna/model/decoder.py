@@ -178,7 +178,7 @@ class Decoder(Generic[OptionsT]):
         self.n_ctx_train = file.metadata.integer("context_length", 0)
         self.embeds = pooling_of(file) is not Pooling.NONE
         w = self.weights = bind(self.Weights, backend, file, {"layers": o.n_layers}, o.model_dims(), o.dims)
-        self.n_vocab = file.tensors["token_embd.weight"].shape[1]
+        self.n_vocab, self.n_embd = file.tensors["token_embd.weight"].shape[1], o.n_embd
         self._n_scales = sum(name.endswith(".scale") for name in file.tensors)
         factors = getattr(w, "factors", None)
         self.factors: Tensor | None = factors.choose(n_ctx, o.rope.original_ctx) if factors else None
@@ -187,7 +187,7 @@ class Decoder(Generic[OptionsT]):
         """Logits [n_vocab, n_outputs]; of a model that embeds, hidden states [n_embd, n_outputs]."""
         o, w = self.options, self.weights
         step = Step(ctx, inputs, cache, self.factors, self.temperature(inputs.positions))
-        x = self.enter(self.embed(inputs), step)
+        x = self.enter(inputs.placed(self.embed(inputs.tokens)), step)
         for i, layer in enumerate(w.layers):
             step.layer, step.is_last = i, i == o.n_layers - 1
             cache.layer(i)
@@ -198,9 +198,9 @@ class Decoder(Generic[OptionsT]):
         hidden = w.output_norm(x, o.eps)
         return hidden if self.embeds else self.head(hidden)
 
-    def embed(self, inputs: Inputs) -> Tensor:
-        """The first layer's input, [n_embd, n]."""
-        embedded: Tensor = self.weights.embedding(inputs.tokens)
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens I32 [n] as the first layer gets them, [n_embd, n]: what rows of an image may stand in for."""
+        embedded: Tensor = self.weights.embedding(tokens)
         return embedded
 
     def enter(self, x: Tensor, step: Step) -> Tensor:

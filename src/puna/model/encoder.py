@@ -73,7 +73,7 @@ class TextEncoder(Decoder[OptionsT], Generic[OptionsT]):
         """Hidden states [n_embd, n_outputs]."""
         o, w = self.options, self.weights
         step = Step(ctx, inputs, cache, None)
-        x: Tensor = self.embed(inputs)
+        x: Tensor = self.enter(inputs.placed(self.embed(inputs.tokens)), step)
         if w.segments is not None:
             x = x + ctx.use(w.segments).view((o.n_embd,), (), 0)
         x = w.embedding_norm(x, o.eps)

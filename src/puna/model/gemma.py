@@ -13,7 +13,6 @@ from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import Tensor
 from puna.model.decoder import Decoder, Step
-from puna.model.model import Inputs
 from puna.model.prenorm import Attention
 from puna.model.windows import WindowedOptions
 from puna.nn.declare import gguf
@@ -71,8 +70,8 @@ OptionsT = TypeVar("OptionsT", bound=GemmaOptions)
 
 
 class GemmaDecoder(Decoder[OptionsT], Generic[OptionsT]):
-    def embed(self, inputs: Inputs) -> Tensor:
-        return super().embed(inputs).scale(math.sqrt(self.options.n_embd))
+    def embed(self, tokens: Tensor) -> Tensor:
+        return super().embed(tokens).scale(math.sqrt(self.options.n_embd))
 
     def head(self, hidden: Tensor) -> Tensor:
         logits = super().head(hidden)

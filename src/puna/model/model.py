@@ -14,15 +14,28 @@ from puna.ml.tensor import DType, Tensor
 
 @dataclass(frozen=True)
 class Inputs:
-    """A batch inside a graph. Shapes: tokens and positions I32 [n], outputs I32 [m] or None when all rows are wanted."""
+    """A batch inside a graph.
+
+    Shapes: tokens and positions I32 [n], outputs I32 [m] or None when all rows are wanted. Embeddings F32 [n_embd, k] are
+    given in place of what the tokens of *rows* I32 [k] would be looked up as; None: there are none.
+    """
 
     tokens: Tensor
     positions: Tensor
     outputs: Tensor | None
+    embeddings: Tensor | None = None
+    rows: Tensor | None = None
+
+    def placed(self, x: Tensor) -> Tensor:
+        """What the tokens were looked up as, [n_embd, n], with the rows that are given as embeddings."""
+        if self.embeddings is None or self.rows is None:
+            return x
+        return x.set_rows(self.embeddings, self.rows)
 
 
 class Model(Protocol):
     n_vocab: int
+    n_embd: int  # of what the first layer gets
     n_ctx_train: int
 
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:

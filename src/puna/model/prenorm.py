@@ -16,7 +16,6 @@ from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
 from puna.ml.tensor import Tensor
 from puna.model.decoder import Decoder, DecoderOptions, RopeFactors, Step
-from puna.model.model import Inputs
 from puna.model.routing import feed_forward
 from puna.nn.attention import attention
 from puna.nn.declare import gguf
@@ -124,8 +123,8 @@ OptionsT = TypeVar("OptionsT", bound=PreNormOptions)
 
 
 class PreNormDecoder(Decoder[OptionsT], Generic[OptionsT]):
-    def embed(self, inputs: Inputs) -> Tensor:
-        return scaled(super().embed(inputs), self.options.multipliers.embedding)
+    def embed(self, tokens: Tensor) -> Tensor:
+        return scaled(super().embed(tokens), self.options.multipliers.embedding)
 
     def head(self, hidden: Tensor) -> Tensor:
         return scaled(super().head(hidden), self.options.multipliers.logits)

@@ -160,7 +160,7 @@ class Cpu:
         with described() as stored, described() as computed:
             if n_columns is None:
                 weights, product, inputs = _experts(stored, tensor_type, computed)
-                x, ids = random_inputs((N_TOKENS, N_USED, N_INPUTS)), _chosen_experts()
+                x, ids = random_inputs((N_TOKENS, N_USED, N_INPUTS)), chosen_experts()
                 expected = np.einsum("tuoi,tui->tuo", matrices[ids], x)
                 contents: list[NDArray[Any]] = [x, ids]
             else:
@@ -206,7 +206,7 @@ def random_inputs(shape: tuple[int, ...]) -> Floats:
     return np.random.default_rng(shape[0]).standard_normal(shape, np.float32)
 
 
-def _chosen_experts() -> NDArray[np.int32]:
+def chosen_experts() -> NDArray[np.int32]:
     token, slot = np.ogrid[:N_TOKENS, :N_USED]
     return np.ascontiguousarray((token + 2 * slot) % N_EXPERTS, np.int32)
 

@@ -9,10 +9,10 @@ from enum import Enum
 from typing import ClassVar
 
 from puna.ml.backend import Context, Use
-from puna.ml.tensor import Tensor
+from puna.ml.tensor import Gate, Tensor
 from puna.nn.adapter import Adapters, adapted
 from puna.nn.declare import gguf
-from puna.nn.layers import FeedForwardLinear, Linear
+from puna.nn.layers import FeedForwardLinear, Linear, gated
 
 # The sum of weights that others are divided by is at least this, the smallest normal F16 (as in llama.cpp).
 _SMALLEST_SUM = 2.0**-14
@@ -39,7 +39,7 @@ class Routing:
     n_groups_used: int = 1  # of which only the best may be chosen from
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return gate.swiglu(up)
 
 
@@ -54,7 +54,11 @@ class ExpertLinear:
 
     def __call__(self, x: Tensor, experts: Tensor) -> Tensor:
         """X [n_in, n_used or 1, n], experts I32 [n_used, n]: [n_out, n_used, n]."""
-        y = self.weight.mul_mat_id(x, experts)
+        (y,) = x.expert_products([self.weight], experts)
+        return self.finish(y, x, experts)
+
+    def finish(self, y: Tensor, x: Tensor, experts: Tensor) -> Tensor:
+        """What follows the product y [n_out, n_used, n] of the matrices with x."""
         if self.scale is not None:
             y = y * _factors_of(self.scale, experts)
         y = self.adapters.experts(y, x, experts)
@@ -74,7 +78,8 @@ class SeparateGateUp:
 
     def __call__(self, x: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
         """X [n_embd, n_used or 1, n] to gate and up, [n_ff, n_used, n] each."""
-        return self.gate(x, experts), self.up(x, experts)
+        gate, up = x.expert_products([self.gate.weight, self.up.weight], experts)
+        return self.gate.finish(gate, x, experts), self.up.finish(up, x, experts)
 
 
 @dataclass
@@ -100,7 +105,7 @@ class Experts:
     selection_bias: Tensor | None = gguf("exp_probs_b.bias", dims="experts", use=Use.VECTOR, optional=True)
 
     def __call__(
-        self, ctx: Context, x: Tensor, routing: Routing, activation: Callable[[Tensor, Tensor], Tensor] = gated
+        self, ctx: Context, x: Tensor, routing: Routing, activation: Callable[[Tensor, Tensor], Tensor] = swiglu
     ) -> Tensor:
         """X [n_embd, n] to [n_embd, n]; activation combines gate and up, [n_ff, n_used, n] each."""
         experts, weights = choose(ctx, self.router(x), routing, self.selection_bias)
@@ -124,7 +129,7 @@ class SharedExpert:
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
-        return self.down(self.gate(x).swiglu(self.up(x)))
+        return self.down(gated(x, Gate.SILU, self.gate, self.up))
 
 
 @dataclass

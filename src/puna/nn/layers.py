@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from puna.gguf.types import TensorType
 from puna.ml.backend import Use
-from puna.ml.tensor import Tensor
+from puna.ml.tensor import Gate, Tensor
 from puna.nn.adapter import Adapters, adapted
 from puna.nn.declare import encoding, gguf
 
@@ -20,13 +21,24 @@ class Linear:
     bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True, skip=1)
     adapters: Adapters = adapted("weight", Use.MATRIX)
 
+    is_precise: ClassVar[bool] = False
+
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_in, n] to [n_out, n]."""
-        y = self.adapters.linear(self.scaled(self.product(x)), x)
-        return y if self.bias is None else y + self.bias
+        return self.finish(self.product(x), x)
 
     def product(self, x: Tensor) -> Tensor:
-        return self.weight.mul_mat(x)
+        return x.products([self.weight], is_precise=self.is_precise)[0]
+
+    def finish(self, y: Tensor, x: Tensor) -> Tensor:
+        """What follows the product y [n_out, n] of the matrix with x."""
+        y = self.adapters.linear(self.scaled(y), x)
+        return y if self.bias is None else y + self.bias
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing follows the product."""
+        return self.scale is None and self.bias is None and not self.adapters
 
     def scaled(self, y: Tensor) -> Tensor:
         return y if self.scale is None else y * self.scale
@@ -35,8 +47,7 @@ class Linear:
 class PreciseLinear(Linear):
     """For models whose values are too large for sums in F16."""
 
-    def product(self, x: Tensor) -> Tensor:
-        return super().product(x).precise()
+    is_precise: ClassVar[bool] = True
 
 
 @dataclass
@@ -48,16 +59,30 @@ class FeedForwardLinear(Linear):
 
     type: TensorType = encoding("weight")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """X [n_in, n] to [n_out, n]."""
+    def finish(self, y: Tensor, x: Tensor) -> Tensor:
         if self.scale is None or self.type is TensorType.NVFP4:
-            return super().__call__(x)
-        y = self.adapters.linear(self.product(x), x)
+            return super().finish(y, x)
+        y = self.adapters.linear(y, x)
         return self.scaled(y if self.bias is None else y + self.bias)
 
 
 class PreciseFeedForwardLinear(FeedForwardLinear, PreciseLinear):
     pass
+
+
+def linears(x: Tensor, *parts: Linear) -> tuple[Tensor, ...]:
+    """X [n_in, n] through each of them, [n_out, n]: what multiplies the same is asked for together."""
+    is_precise = any(part.is_precise for part in parts)
+    products = x.products([part.weight for part in parts], is_precise=is_precise)
+    return tuple(part.finish(y, x) for part, y in zip(parts, products, strict=True))
+
+
+def gated(x: Tensor, gate: Gate, *parts: Linear) -> Tensor:
+    """X [n_in, n] through gate and up, or through one matrix with the rows of both, to [n_out, n]."""
+    if all(part.is_plain for part in parts):
+        return x.gated_product([part.weight for part in parts], gate)
+    found = linears(x, *parts)
+    return gate.of_halves(*found) if len(found) == 1 else gate.of(*found)
 
 
 @dataclass
@@ -77,7 +102,7 @@ class RMSNorm:
     weight: Tensor = gguf("weight", use=Use.VECTOR)
 
     def __call__(self, x: Tensor, eps: float) -> Tensor:
-        return x.rms_norm(eps) * self.weight
+        return x.rms_norm(eps, self.weight)
 
 
 @dataclass

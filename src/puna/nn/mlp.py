@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from puna.ml.tensor import Tensor
+from puna.ml.tensor import Gate, Tensor
 from puna.nn.declare import gguf
-from puna.nn.layers import FeedForwardLinear
+from puna.nn.layers import FeedForwardLinear, gated
 
 
 @dataclass
@@ -22,13 +22,13 @@ class GatedMLP:
 class SwiGLU(GatedMLP):
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
-        return self.down(self.gate(x).swiglu(self.up(x)))
+        return self.down(gated(x, Gate.SILU, self.gate, self.up))
 
 
 class GeGLU(GatedMLP):
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
-        return self.down(self.gate(x).geglu(self.up(x)))
+        return self.down(gated(x, Gate.GELU, self.gate, self.up))
 
 
 @dataclass
@@ -40,7 +40,7 @@ class PackedSwiGLU:
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
-        return self.down(self.gate_up(x).swiglu())
+        return self.down(gated(x, Gate.SILU, self.gate_up))
 
 
 @dataclass

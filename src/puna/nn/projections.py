@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from puna.ml.tensor import Tensor
 from puna.nn.declare import gguf
-from puna.nn.layers import Linear
+from puna.nn.layers import Linear, linears
 
 
 @dataclass
@@ -26,10 +26,11 @@ class SeparateQKV:
     def __call__(
         self, x: Tensor, n_heads: int, n_kv_heads: int, head_dim: int, head_dim_v: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = linears(x, self.query, self.key, self.value)
         return (
-            self.query(x).unflatten(head_dim, n_heads),
-            self.key(x).unflatten(head_dim, n_kv_heads),
-            self.value(x).unflatten(head_dim_v or head_dim, n_kv_heads),
+            query.unflatten(head_dim, n_heads),
+            key.unflatten(head_dim, n_kv_heads),
+            value.unflatten(head_dim_v or head_dim, n_kv_heads),
         )
 
 

@@ -6,6 +6,7 @@ bytes to ggml; it is multiplied by nodes of its own kind, which ggml's threads c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from puna.gguf.reader import TensorInfo
@@ -30,12 +31,14 @@ class Packer:
 
     def takes(self, info: TensorInfo, use: Use, *, is_tied: bool) -> bool:
         """A table of rows only where it is a matrix as well: otherwise few of its rows are ever read from the file."""
-        if use is not Use.MATRIX and not (use is Use.ROWS and is_tied):
+        if use not in (Use.MATRIX, Use.EXPERTS) and not (use is Use.ROWS and is_tied):
             return False
-        return len(info.shape) == 2 and self.n_bytes(info) > 0 and self._allows(PLACE, info.type.ggml_name)
+        n_axes = 3 if use is Use.EXPERTS else 2
+        return len(info.shape) == n_axes and self.n_bytes(info) > 0 and self._allows(PLACE, info.type.ggml_name)
 
     def n_bytes(self, info: TensorInfo) -> int:
-        return int(self._kernels.puna_packed_bytes(int(info.type), *info.shape))
+        n_in, n_rows, *n_experts = info.shape
+        return int(self._kernels.puna_packed_bytes(int(info.type), n_in, n_rows)) * math.prod(n_experts)
 
     def describe(self, context: int, info: TensorInfo) -> int:
         """The tensor that holds the packed matrix."""
@@ -51,16 +54,25 @@ class Packer:
         return 2 * self.n_matrices
 
     def pack(self, source: int, parts: Sequence[TensorInfo], target: int) -> None:
-        """Rows of the file that begins at *source* into the tensor *target*, those of all parts one after another."""
-        first, packed = 0, structs.data_of(target)
-        for part in parts:
-            n_in, n_rows = part.shape
-            self._kernels.puna_pack(int(part.type), source + part.offset, n_in, first, n_rows, packed)
-            first += n_rows
+        """Rows of the file that begins at *source* into the tensor *target*, those of all parts one after another.
 
-    def matrix(self, address: int, info: TensorInfo) -> PackedMatrix:
+        Of several experts those of the first, of all parts, come before those of the second.
+        """
+        kind, n_in = int(parts[0].type), parts[0].shape[0]
+        n_experts = math.prod(parts[0].shape[2:])
+        all_rows = sum(part.shape[1] for part in parts)
+        matrix_bytes = self._kernels.puna_packed_bytes(kind, n_in, all_rows)
+        for expert in range(n_experts):
+            first, packed = 0, structs.data_of(target) + expert * matrix_bytes
+            for part in parts:
+                rows = source + part.offset + expert * (part.n_bytes // n_experts)
+                self._kernels.puna_pack(kind, rows, n_in, first, part.shape[1], packed)
+                first += part.shape[1]
+
+    def matrix(self, address: int, info: TensorInfo) -> PackedMatrix | PackedExperts:
         self.n_matrices += 1
-        return PackedMatrix(address, info, self._kernels, self.roundings)
+        kind = PackedExperts if len(info.shape) > 2 else PackedMatrix
+        return kind(address, info, self._kernels, self.roundings)
 
 
 class Roundings:
@@ -68,7 +80,7 @@ class Roundings:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._of: dict[int, dict[tuple[int, int], int]] = {}  # by graph; by tensor and kind
+        self._of: dict[int, dict[tuple[int, ...], int]] = {}  # by graph; by tensor and kind, or what they are ordered by
 
     def begin(self, graph: int) -> None:
         """A new graph: those at the same address before it are gone."""
@@ -76,16 +88,25 @@ class Roundings:
 
     def node(self, x: GGMLTensor, kind: int) -> int:
         known = self._of.setdefault(x.graph, {})
-        if (x.address, kind) not in known:
-            known[x.address, kind] = self._new(x, kind)
-        return known[x.address, kind]
+        key = (x.address, kind)
+        if key not in known:
+            n_bytes = self._kernels.puna_rounded_bytes(kind, x.shape[0], math.prod(x.shape[1:]))
+            known[key] = self._new("puna_round_node", x.graph, [x.address], n_bytes, kind)
+        return known[key]
 
-    def _new(self, x: GGMLTensor, kind: int) -> int:
-        n_in, *lengths = x.shape
-        n_bytes = self._kernels.puna_rounded_bytes(kind, n_in, lengths[0] * lengths[1] * lengths[2])
-        function = self._kernels.nodes["puna_round_node"]
-        operands = structs.pointers([x.address])
-        return int(ggml().ggml_custom_4d(x.graph, TYPE_I8, n_bytes, 1, 1, 1, operands, 1, function, N_TASKS_MAX, kind))
+    def ordered(self, x: GGMLTensor, experts: GGMLTensor, matrices: PackedExperts) -> int:
+        """Brought together by expert as well; experts I32 [n_used, n]."""
+        known = self._of.setdefault(x.graph, {})
+        n_experts = matrices.shape[2]
+        key = (x.address, matrices.rounding, experts.address, n_experts)
+        if key not in known:
+            n_bytes = self._kernels.puna_ordered_bytes(matrices.native, math.prod(experts.shape))
+            known[key] = self._new("puna_order_node", x.graph, [x.address, experts.address], n_bytes, matrices.native)
+        return known[key]
+
+    def _new(self, name: str, graph: int, inputs: Sequence[int], n_bytes: int, data: int) -> int:
+        function, operands = self._kernels.nodes[name], structs.pointers(inputs)
+        return int(ggml().ggml_custom_4d(graph, TYPE_I8, n_bytes, 1, 1, 1, operands, len(inputs), function, N_TASKS_MAX, data))
 
 
 class PackedMatrix(GGMLTensor):
@@ -107,10 +128,7 @@ class PackedMatrix(GGMLTensor):
         return self._shape
 
     def mul_mat(self, x: GGMLTensor) -> GGMLTensor:
-        if structs.type_of(x.address) != TYPE_F32:
-            x = x.cast(DType.F32)
-        if x.strides[0] != 4:
-            x = x.contiguous()
+        x = _columns_of_floats(x)
         if x.shape[1:] == (1, 1, 1):
             return self._node("puna_column_product_node", x.graph, x.address, (self._shape[1], 1, 1, 1))
         rounded = self._roundings.node(x, self._rounding)
@@ -131,3 +149,45 @@ class PackedMatrix(GGMLTensor):
     def free(self) -> None:
         """When no graph that multiplies it will be computed any more."""
         self._kernels.puna_matrix_free(self._matrix)
+
+
+class PackedExperts(GGMLTensor):
+    """Many matrices of one shape, as receiver of mul_mat_id and of nothing else."""
+
+    __slots__ = ("_kernels", "_roundings", "_shape", "native", "rounding")
+
+    def __init__(self, address: int, info: TensorInfo, kernels: Kernels, roundings: Roundings) -> None:
+        super().__init__(address)
+        n_in, n_rows, n_experts = info.shape
+        self._shape = (n_in, n_rows, n_experts, 1)
+        self._kernels = kernels
+        self._roundings = roundings
+        self.rounding = int(kernels.puna_rounding(int(info.type)))
+        self.native = int(kernels.puna_experts_new(int(info.type), n_in, n_rows, n_experts))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    def mul_mat_id(self, x: GGMLTensor, experts: GGMLTensor) -> GGMLTensor:
+        x = _columns_of_floats(x)
+        n_used, n, *_ = experts.shape
+        if n == 1:
+            function, operands = "puna_token_experts_node", [x.address, self.address, experts.address]
+        else:
+            function, operands = "puna_experts_node", [self._roundings.ordered(x, experts, self), self.address]
+        pointers, address = structs.pointers(operands), self._kernels.nodes[function]
+        shape = (self._shape[1], n_used, n, 1)
+        node = ggml().ggml_custom_4d(x.graph, TYPE_F32, *shape, pointers, len(operands), address, N_TASKS_MAX, self.native)
+        return GGMLTensor(node, x.graph)
+
+    def free(self) -> None:
+        """When no graph that multiplies it will be computed any more."""
+        self._kernels.puna_experts_free(self.native)
+
+
+def _columns_of_floats(x: GGMLTensor) -> GGMLTensor:
+    """With the values of a column next to each other."""
+    if structs.type_of(x.address) != TYPE_F32:
+        x = x.cast(DType.F32)
+    return x if x.strides[0] == 4 else x.contiguous()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from puna.ml.tensor import DType, RopeOptions
+from collections.abc import Sequence
+
+from puna.ml.tensor import DType, Gate, RopeOptions
 from puna.native import structs
 from puna.native.ggml import PREC_F32, ROPE_TYPE_NEOX, ROPE_TYPE_NORMAL, ggml
 
@@ -52,9 +54,25 @@ class GGMLTensor:
         graph = x.graph or self.graph
         return GGMLTensor(ggml().ggml_mul_mat(graph, self.address, x.address), graph)
 
-    def precise(self) -> GGMLTensor:
-        ggml().ggml_prec_set_acc(self.address, PREC_F32)
-        return self
+    def products(self, weights: Sequence[GGMLTensor], *, is_precise: bool = False) -> list[GGMLTensor]:
+        return weights[0].multiply(self, weights, is_precise=is_precise)
+
+    def gated_product(self, weights: Sequence[GGMLTensor], gate: Gate) -> GGMLTensor:
+        return weights[0].multiply_gated(self, weights, gate)
+
+    def expert_products(self, weights: Sequence[GGMLTensor], experts: GGMLTensor) -> list[GGMLTensor]:
+        return [weight.mul_mat_id(self, experts) for weight in weights]
+
+    def multiply(self, x: GGMLTensor, weights: Sequence[GGMLTensor], *, is_precise: bool = False) -> list[GGMLTensor]:
+        """The products of x, self being the first of the weights: how they are computed is the weights' matter."""
+        found = [weight.mul_mat(x) for weight in weights]
+        for product in found if is_precise else ():
+            ggml().ggml_prec_set_acc(product.address, PREC_F32)
+        return found
+
+    def multiply_gated(self, x: GGMLTensor, weights: Sequence[GGMLTensor], gate: Gate) -> GGMLTensor:
+        found = self.multiply(x, weights)
+        return gate.of_halves(*found) if len(found) == 1 else gate.of(*found)
 
     def mul_mat_id(self, x: GGMLTensor, experts: GGMLTensor) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_mul_mat_id(x.graph, self.address, x.address, experts.address), x.graph)
@@ -70,8 +88,9 @@ class GGMLTensor:
         graph = source.graph
         return GGMLTensor(ggml().ggml_set_rows(graph, self.address, source.address, indices.address), graph)
 
-    def rms_norm(self, eps: float) -> GGMLTensor:
-        return GGMLTensor(ggml().ggml_rms_norm(self.graph, self.address, eps), self.graph)
+    def rms_norm(self, eps: float, weight: GGMLTensor | None = None) -> GGMLTensor:
+        normalised = GGMLTensor(ggml().ggml_rms_norm(self.graph, self.address, eps), self.graph)
+        return normalised if weight is None else normalised * weight
 
     def norm(self, eps: float) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_norm(self.graph, self.address, eps), self.graph)

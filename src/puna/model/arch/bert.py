@@ -13,7 +13,7 @@ from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Cache
 from puna.ml.backend import Backend, Context
 from puna.ml.tensor import RopeOptions, Tensor
-from puna.model.decoder import LAYER_NORM_EPS, DecoderOptions
+from puna.model.decoder import LAYER_NORM_EPS, DecoderOptions, Step
 from puna.model.encoder import EncoderLayer, EncoderWeights, TextEncoder
 from puna.model.model import Inputs
 from puna.model.rank import RankHead
@@ -53,9 +53,9 @@ class Bert(TextEncoder[Options]):
             raise FileFormatError(f"{file.path}: position_embd.weight has {positions.shape[1]} positions, the context is {n_ctx}")
         self._rank = RankHead.read(file, backend, self.options.n_embd)
 
-    def embed(self, inputs: Inputs) -> Tensor:
-        embedded: Tensor = super().embed(inputs) + self.weights.positions(inputs.positions)
-        return embedded
+    def enter(self, x: Tensor, step: Step) -> Tensor:
+        at_their_places: Tensor = x + self.weights.positions(step.inputs.positions)
+        return at_their_places
 
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:
         """Hidden states [n_embd, n_outputs]; of a cross encoder, whose outputs are first tokens, scores [n_labels, n_outputs]."""

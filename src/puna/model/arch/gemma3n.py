@@ -21,7 +21,7 @@ from puna.model.per_layer import PerLayerGate, PerLayerInputs, part
 from puna.model.shared_keys import check_own_keys, donors
 from puna.nn.attention import attention
 from puna.nn.declare import gguf
-from puna.nn.layers import Embedding, Linear, RMSNorm
+from puna.nn.layers import Embedding, Linear, RMSNorm, linears
 from puna.nn.mlp import GatedMLP
 
 # What llama.cpp knows without asking the file.
@@ -165,13 +165,13 @@ class Attention:
 class MLP(GatedMLP):
     def __call__(self, x: Tensor, sparsity: float) -> Tensor:
         """X [n_embd, n] to [n_embd, n]; only gates so many standard deviations above the mean stay."""
-        gate = self.gate(x)
+        gate, up = linears(x, self.gate, self.up)
         if sparsity:
             n_ff = gate.shape[0]
             mean = gate.sum_rows().scale(1 / n_ff)
             deviation = (gate - mean).square().sum_rows().scale(1 / max(n_ff - 1, 1)).sqrt()
             gate = (gate - (mean + deviation.scale(sparsity))).relu()
-        return self.down(self.up(x) * gate.gelu())
+        return self.down(up * gate.gelu())
 
 
 @dataclass

@@ -73,7 +73,8 @@ def compile_library(target: Path, command: list[str], options: tuple[str, ...] =
         units = [
             (f"{name}.o", "instructions.cpp", (f"-DPUNA_INSTRUCTIONS={name}", *own)) for name, own in instruction_sets().items()
         ]
-        units += [(f"{name}.o", f"{name}.cpp", ()) for name in ("packing", "nodes")]
+        others = (path.name for path in sources() if path.suffix == ".cpp" and path.name != "instructions.cpp")
+        units += [(f"{name}.o", name, ()) for name in others]
 
         def compiled(unit: tuple[str, str, tuple[str, ...]]) -> str:
             output, source, own = unit

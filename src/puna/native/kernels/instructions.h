@@ -7,13 +7,14 @@
 
 namespace puna {
 
-// Stripes [begin, end) of a packed matrix times tokens [first, first + n), to y[t * y_stride + row]; the last stripe may have
-// fewer than 16 rows.
+// Stripes [begin, end) of a packed matrix times tokens [first, first + n), to y[t * y_stride + row], or y[columns[t] * y_stride +
+// row]; the last stripe may have fewer than 16 rows.
 struct Work {
   const uint8_t* weights;
   int64_t n_rows, begin, end, first, n;
   float* y;
   int64_t y_stride;
+  const int32_t* columns = nullptr;
 };
 
 struct Instructions {

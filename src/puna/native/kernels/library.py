@@ -21,7 +21,7 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 
 PLACE = "PUNA"  # beside the names of ggml's kinds of memory, that of matrices packed for these products
 
@@ -39,6 +39,9 @@ SHORT = {
     "puna_rounded_bytes": "l ill",
     "puna_matrix_new": "p ill",
     "puna_matrix_free": "v p",
+    "puna_experts_new": "p illl",
+    "puna_experts_free": "v p",
+    "puna_ordered_bytes": "l pl",
 }
 
 LONG = {
@@ -50,7 +53,10 @@ LONG = {
     "puna_read": "L pl",
 }
 
-NODES = ("puna_round_node", "puna_product_node", "puna_column_product_node", "puna_rows_node")
+NODES = (
+    *("puna_round_node", "puna_product_node", "puna_column_product_node", "puna_rows_node"),
+    *("puna_order_node", "puna_experts_node", "puna_token_experts_node"),
+)
 
 
 class Kernels(Functions):

@@ -6,8 +6,14 @@
 #include <cstdlib>
 
 #include "formats.h"
+#include "instructions.h"
+
+#define PUNA_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace puna {
+
+extern const Instructions* chosen;  // what all nodes compute with
+
 namespace {
 
 // A ggml_tensor; puna_tensor_layout tells where this believes its fields to be.

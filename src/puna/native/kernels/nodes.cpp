@@ -3,13 +3,13 @@
 #include <cstring>
 
 #include "activations.h"
-#include "instructions.h"
-#include "node.h"
 #include "packing.h"
-
-#define PUNA_EXPORT extern "C" __attribute__((visibility("default")))
+#include "parts.h"
 
 namespace puna {
+
+const Instructions* chosen = &portable_instructions;
+
 namespace {
 
 constexpr const Instructions* known[] = {
@@ -18,7 +18,6 @@ constexpr const Instructions* known[] = {
 #endif
     &portable_instructions,
 };
-const Instructions* chosen = &portable_instructions;
 
 struct Matrix {
   const Format* format;
@@ -26,25 +25,14 @@ struct Matrix {
   Pieces pieces;
 };
 
-constexpr int pieces_of_thread = 8;
-// Activations that all stripes of a thread pass over before the next come: they stay in its second cache.
-constexpr int64_t activation_bytes = 512 << 10;
-
 void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, float* y, int n_threads) {
-  const int64_t n_stripes = (m.n_rows + rows_of_stripe - 1) / rows_of_stripe;
-  // Tokens in equal parts, so that none is small.
-  const int64_t most = larger(activation_bytes / m.n_in / tokens_at_once, 1) * tokens_at_once;
-  const int64_t n_chunks = (a.n + most - 1) / most, chunk = (a.n + n_chunks - 1) / n_chunks;
-  const int64_t n_tiles = (chunk + tokens_at_once - 1) / tokens_at_once, tile = (chunk + n_tiles - 1) / n_tiles;
-  const int64_t pairs = (n_stripes + 1) / 2;
+  const Chunks chunks(m.n_in, a.n);
+  const int64_t n_stripes = stripes_of(m.n_rows), pairs = (n_stripes + 1) / 2;
   const int64_t per_chunk = n_threads == 1 ? 1 : smaller(pairs, n_threads * pieces_of_thread);
-  m.pieces.each(static_cast<int>(per_chunk * n_chunks), n_threads, [&](int i) {
-    const int64_t piece = i % per_chunk, first = i / per_chunk * chunk, end = smaller(first + chunk, a.n);
+  m.pieces.each(static_cast<int>(per_chunk * chunks.n), n_threads, [&](int i) {
+    const int64_t piece = i % per_chunk, first = i / per_chunk * chunks.size, end = smaller(first + chunks.size, a.n);
     const int64_t begin = pairs * piece / per_chunk * 2, stop = smaller(pairs * (piece + 1) / per_chunk * 2, n_stripes);
-    const int64_t step = end - first > tile ? 2 : stop - begin;  // several tiles pass over a stripe while it is in the cache
-    for (int64_t s = begin; s < stop; s += step)
-      for (int64_t t = first; t < end; t += tile)
-        chosen->multiply(*m.format, a, Work{weights, m.n_rows, s, smaller(s + step, stop), t, smaller(tile, end - t), y, m.n_rows});
+    multiply_chunk(*m.format, a, Work{weights, m.n_rows, begin, stop, first, end - first, y, m.n_rows}, chunks.tile);
   });
 }
 
@@ -53,7 +41,7 @@ void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, floa
 
 using namespace puna;
 
-PUNA_EXPORT int puna_kernels_version() { return 2; }
+PUNA_EXPORT int puna_kernels_version() { return 3; }
 
 // Offsets of type, ne, nb, src and data, and the size.
 PUNA_EXPORT void puna_tensor_layout(int64_t* offsets) {

@@ -288,12 +288,13 @@ struct Tile {
   int n;
   float* y;
   int64_t y_stride;
+  const int32_t* columns;  // of each token from the first on; null where they follow one another
   int n_rows;  // of the last stripe
 };
 
 template <class L, int S> PUNA_INLINE void write(const Tile& tile, int t, const typename L::F* sums) {
   constexpr int units = S * rows_of_stripe / L::width;
-  float* y = tile.y + t * tile.y_stride;
+  float* y = tile.y + (tile.columns ? tile.columns[t] : t) * tile.y_stride;
   if (tile.n_rows == rows_of_stripe) {
     PUNA_UNROLL for (int u = 0; u < units; u++) L::store(y + u * L::width, sums[u]);
     return;
@@ -420,12 +421,12 @@ template <class L, class W, int T> PUNA_INLINE void tile_in_registers(const Acti
 // One stripe with a few tokens, in equal parts: nothing is left over for a slower way.
 template <class L, class W> void tiles_in_registers(const Activations& a, Tile tile) {
   const int n_parts = (tile.n + L::most_tokens_of_tile - 1) / L::most_tokens_of_tile, n = tile.n;
-  float* y = tile.y;
-  const int64_t first = tile.first;
+  const Tile whole = tile;
   for (int part = 0; part < n_parts; part++) {
     const int begin = n * part / n_parts, end = n * (part + 1) / n_parts;
-    tile.first = first + begin;
-    tile.y = y + begin * tile.y_stride;
+    tile.first = whole.first + begin;
+    if (whole.columns) tile.columns = whole.columns + begin;
+    else tile.y = whole.y + begin * tile.y_stride;
     switch (end - begin) {
       case 1: tile_in_registers<L, W, 1>(a, tile); break;
       case 2: tile_in_registers<L, W, 2>(a, tile); break;
@@ -453,8 +454,9 @@ template <class L, class W> void multiply_as(const Activations& a, const Work& w
   for (int64_t s = work.begin; s < work.end;) {
     const int64_t row = s * rows_of_stripe, left = work.n_rows - row;
     const auto rows = [](int64_t n) { return static_cast<int>(n < rows_of_stripe ? n : rows_of_stripe); };
-    Tile tile{work.weights + s * bytes, bytes, work.first, static_cast<int>(work.n),
-              work.y + row + work.first * work.y_stride, work.y_stride, rows(left)};
+    Tile tile{work.weights + s * bytes, bytes, work.first, static_cast<int>(work.n), work.y + row, work.y_stride, nullptr, rows(left)};
+    if (work.columns) tile.columns = work.columns + work.first;
+    else tile.y += work.first * work.y_stride;
     if (work.n <= L::most_tokens_in_registers) {
       if constexpr (L::most_tokens_in_registers > 0) tiles_in_registers<L, W>(a, tile);
       s++;

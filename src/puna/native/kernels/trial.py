@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from puna.native import products, structs
 from puna.native.ggml import BUFFER_USAGE_WEIGHTS, N_TASKS_MAX, STATUS_SUCCESS, TYPE_F32, TYPE_I8, TYPE_I32, ggml
@@ -20,12 +22,17 @@ class OwnProducts:
         self._kernels = kernels
 
     def supports(self, _buffer_type: int, tensor_type: int, *, experts: bool) -> bool:
-        return not experts and self._kernels.puna_packed_bytes(tensor_type, products.N_INPUTS, products.N_OUTPUTS) > 0
+        return bool(self._kernels.puna_packed_bytes(tensor_type, products.N_INPUTS, products.N_OUTPUTS) > 0)
 
     def error(self, _buffer_type: int, tensor_type: int, n_columns: int | None) -> float:
         """Normalised error of one product, and of the rows that are looked up; infinite where those are wrong."""
+        if n_columns is None:
+            return max(self._error_of_experts(tensor_type, n) for n in (1, products.N_TOKENS))
+        return self._error_of_matrix(tensor_type, n_columns)
+
+    def _error_of_matrix(self, tensor_type: int, n: int) -> float:
         g, k = ggml(), self._kernels
-        n, n_in, n_out = n_columns or 1, products.N_INPUTS, products.N_OUTPUTS
+        n_in, n_out = products.N_INPUTS, products.N_OUTPUTS
         data, values = products.random_weights(tensor_type, n_in * n_out)
         x = products.random_inputs((n, n_in))
         looked_up = np.arange(n, dtype=np.int32) * 5 % n_out
@@ -37,36 +44,75 @@ class OwnProducts:
             inputs = g.ggml_new_tensor_2d(computed, TYPE_F32, n_in, n)
             indices = g.ggml_new_tensor_1d(computed, TYPE_I32, n)
             kind = k.puna_rounding(tensor_type)
-
-            def node(name: str, tensor_type: int, shape: tuple[int, int], operands: list[int], data: int) -> int:
-                address = k.nodes[name]
-                pointers = structs.pointers(operands)
-                return int(
-                    g.ggml_custom_4d(computed, tensor_type, *shape, 1, 1, pointers, len(operands), address, N_TASKS_MAX, data)
-                )
-
-            rounded = node("puna_round_node", TYPE_I8, (k.puna_rounded_bytes(kind, n_in, n), 1), [inputs], kind)
             if n > 1:
-                product = node("puna_product_node", TYPE_F32, (n_out, n), [rounded, weights], matrix)
+                rounded_bytes = k.puna_rounded_bytes(kind, n_in, n)
+                rounded = self._node(computed, "puna_round_node", TYPE_I8, (rounded_bytes,), [inputs], kind)
+                product = self._node(computed, "puna_product_node", TYPE_F32, (n_out, n), [rounded, weights], matrix)
             else:
-                product = node("puna_column_product_node", TYPE_F32, (n_out, n), [inputs, weights], matrix)
-            rows = node("puna_rows_node", TYPE_F32, (n_in, n), [indices, weights], matrix)
-            buffer = stack.enter_context(products.allocated(stored, self._cpu.plain))
-            stack.enter_context(products.allocated(computed, self._cpu.plain))
-            g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
+                product = self._node(computed, "puna_column_product_node", TYPE_F32, (n_out, n), [inputs, weights], matrix)
+            rows = self._node(computed, "puna_rows_node", TYPE_F32, (n_in, n), [indices, weights], matrix)
+            self._allocate(stack, stored, computed)
             k.puna_pack(tensor_type, data.ctypes.data, n_in, 0, n_out, structs.data_of(weights))
-            g.ggml_backend_tensor_set(inputs, x.ctypes.data, 0, x.nbytes)
-            g.ggml_backend_tensor_set(indices, looked_up.ctypes.data, 0, looked_up.nbytes)
-            graph = g.ggml_new_graph_custom(computed, 16, False)
-            g.ggml_build_forward_expand(graph, product)
-            g.ggml_build_forward_expand(graph, rows)
-            if g.ggml_backend_graph_compute(self._cpu.backend, graph) != STATUS_SUCCESS:
-                return math.inf
-            found, found_rows = np.empty((n, n_out), np.float32), np.empty((n, n_in), np.float32)
-            g.ggml_backend_tensor_get(product, found.ctypes.data, 0, found.nbytes)
-            g.ggml_backend_tensor_get(rows, found_rows.ctypes.data, 0, found_rows.nbytes)
-        matrix_values = values.reshape(n_out, n_in)
-        if not np.allclose(found_rows, matrix_values[looked_up], rtol=1e-5, atol=1e-6):
+            found = self._computed(computed, {inputs: x, indices: looked_up}, [product, rows])
+        if found is None or not np.allclose(found[1][0, 0], values.reshape(n_out, n_in)[looked_up], rtol=1e-5, atol=1e-6):
             return math.inf
-        expected = x.astype(np.float64) @ matrix_values.T
-        return float(np.sqrt(((found - expected) ** 2).sum() / (expected**2).sum()))
+        return _error(found[0], x.astype(np.float64) @ values.reshape(n_out, n_in).T)
+
+    def _error_of_experts(self, tensor_type: int, n: int) -> float:
+        g, k = ggml(), self._kernels
+        n_in, n_out, n_experts, n_used = products.N_INPUTS, products.N_OUTPUTS, products.N_EXPERTS, products.N_USED
+        data, values = products.random_weights(tensor_type, n_experts * n_in * n_out)
+        x, chosen = products.random_inputs((n, n_used, n_in)), products.chosen_experts()[:n]
+        matrix_bytes = k.puna_packed_bytes(tensor_type, n_in, n_out)
+        with ExitStack() as stack:
+            stored, computed = stack.enter_context(products.described()), stack.enter_context(products.described())
+            experts = k.puna_experts_new(tensor_type, n_in, n_out, n_experts)
+            stack.callback(k.puna_experts_free, experts)
+            weights = g.ggml_new_tensor_1d(stored, TYPE_I8, matrix_bytes * n_experts)
+            inputs = g.ggml_new_tensor_3d(computed, TYPE_F32, n_in, n_used, n)
+            ids = g.ggml_new_tensor_2d(computed, TYPE_I32, n_used, n)
+            shape = (n_out, n_used, n)
+            if n > 1:
+                ordered_bytes = k.puna_ordered_bytes(experts, n_used * n)
+                ordered = self._node(computed, "puna_order_node", TYPE_I8, (ordered_bytes,), [inputs, ids], experts)
+                product = self._node(computed, "puna_experts_node", TYPE_F32, shape, [ordered, weights], experts)
+            else:
+                product = self._node(computed, "puna_token_experts_node", TYPE_F32, shape, [inputs, weights, ids], experts)
+            self._allocate(stack, stored, computed)
+            for i, matrix in enumerate(np.split(data, n_experts)):
+                k.puna_pack(tensor_type, matrix.ctypes.data, n_in, 0, n_out, structs.data_of(weights) + i * matrix_bytes)
+            found = self._computed(computed, {inputs: x, ids: chosen}, [product])
+        if found is None:
+            return math.inf
+        matrices = values.reshape(n_experts, n_out, n_in).astype(np.float64)
+        return _error(found[0], np.einsum("tuoi,tui->tuo", matrices[chosen], x))
+
+    def _node(self, context: int, name: str, tensor_type: int, shape: tuple[int, ...], operands: list[int], data: int) -> int:
+        lengths, address = (*shape, 1, 1, 1)[:4], self._kernels.nodes[name]
+        pointers = structs.pointers(operands)
+        return int(ggml().ggml_custom_4d(context, tensor_type, *lengths, pointers, len(operands), address, N_TASKS_MAX, data))
+
+    def _allocate(self, stack: ExitStack, stored: int, computed: int) -> None:
+        buffer = stack.enter_context(products.allocated(stored, self._cpu.plain))
+        stack.enter_context(products.allocated(computed, self._cpu.plain))
+        ggml().ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
+
+    def _computed(self, context: int, inputs: dict[int, NDArray[Any]], results: list[int]) -> list[products.Floats] | None:
+        """The results' values, or None where the library could not compute them."""
+        g = ggml()
+        for tensor, values in inputs.items():
+            g.ggml_backend_tensor_set(tensor, values.ctypes.data, 0, values.nbytes)
+        graph = g.ggml_new_graph_custom(context, 16, False)
+        for tensor in results:
+            g.ggml_build_forward_expand(graph, tensor)
+        if g.ggml_backend_graph_compute(self._cpu.backend, graph) != STATUS_SUCCESS:
+            return None
+        found = [np.empty(structs.shape(tensor)[::-1], np.float32) for tensor in results]
+        for tensor, values in zip(results, found, strict=True):
+            g.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
+        return found
+
+
+def _error(found: products.Floats, expected: NDArray[np.float64]) -> float:
+    difference = found.reshape(expected.shape) - expected
+    return float(np.sqrt((difference**2).sum() / (expected**2).sum()))

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from puna.errors import PunaError
 from puna.kvcache.batch import Batch
 from puna.kvcache.cache import Cache, Limits
 from puna.ml.backend import Backend, Context
@@ -25,7 +26,7 @@ from puna.model.model import Inputs, Model
 
 log = logging.getLogger(__name__)
 
-Shape = tuple[int, int, Hashable]  # tokens, outputs, the cache's
+Shape = tuple[int, int, int, Hashable]  # tokens, outputs, rows that are embeddings, the cache's
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Forward:
         n_tokens, n_outputs = self._limits.n_batch, min(self._limits.max_sequences, self._limits.n_batch)
         shape = self._cache.start_reserve(n_tokens)
         self._drop()
-        self._built = self._build((n_tokens, n_outputs, shape), place)
+        self._built = self._build((n_tokens, n_outputs, 0, shape), place)
         return self._built
 
     def expect(self, batch: Batch) -> None:
@@ -98,14 +99,18 @@ class Forward:
         A model that embeds gives hidden states [n_outputs, n_embd].
 
         The batch's tokens stay in the cache either way.
-        Errors: CacheFull; then nothing has changed. OutOfMemory.
+        Errors: CacheFull, PunaError for embeddings of no row or of another width; then nothing has changed. OutOfMemory.
         """
-        built = self._graph_for((batch.n_tokens, batch.n_outputs, self._cache.start_forward(batch)))
+        self._check_embedded(batch)
+        built = self._graph_for(_key(batch, self._cache.start_forward(batch)))
         ctx = built.ctx
         ctx.set(built.inputs.tokens, batch.tokens)
         ctx.set(built.inputs.positions, batch.positions)
         if built.inputs.outputs is not None:
             ctx.set(built.inputs.outputs, batch.outputs)
+        if batch.embedded and built.inputs.embeddings is not None and built.inputs.rows is not None:
+            ctx.set(built.inputs.embeddings, batch.embedded.values)
+            ctx.set(built.inputs.rows, batch.embedded.rows)
         self._cache.inputs = built.cache_inputs
         self._cache.set_inputs(ctx)
         building = self._start_building(built)
@@ -115,6 +120,17 @@ class Forward:
             # The cache knows one shape at a time: nothing else goes on before the builder is done with it.
             self._ahead = building.result() if building else None
         return ctx.values(built.logits) if is_whole else None
+
+    def _check_embedded(self, batch: Batch) -> None:
+        """Where the library would end the process."""
+        if batch.embedded is None:
+            return
+        rows, shape = batch.embedded.rows, batch.embedded.values.shape
+        if shape != (len(rows), self._model.n_embd):
+            wanted = [len(rows), self._model.n_embd]
+            raise PunaError(f"embeddings of shape {list(shape)} where the model takes {wanted}")
+        if (np.diff(rows) <= 0).any() or not 0 <= rows[0] <= rows[-1] < batch.n_tokens:
+            raise PunaError(f"rows given as embeddings are not in order, or not among the {batch.n_tokens} of the batch")
 
     def _graph_for(self, key: Shape) -> Built:
         if self._ahead and self._ahead.key == key:
@@ -130,13 +146,15 @@ class Forward:
         return self._built
 
     def _build(self, key: Shape, place: int) -> Built:
-        n_tokens, n_outputs, _ = key
+        n_tokens, n_outputs, n_embedded, _ = key
         ctx = self._backend.context(self._max_nodes + place)
         try:
             inputs = Inputs(
                 ctx.input(DType.I32, n_tokens),
                 ctx.input(DType.I32, n_tokens),
                 ctx.input(DType.I32, n_outputs) if n_outputs < n_tokens else None,
+                ctx.input(DType.F32, self._model.n_embd, n_embedded) if n_embedded else None,
+                ctx.input(DType.I32, n_embedded) if n_embedded else None,
             )
             self._cache.make_inputs(ctx)
             logits = self._model.forward(ctx, inputs, self._cache)
@@ -157,7 +175,7 @@ class Forward:
     def _build_expected(self, expected: Batch, current: Built) -> Built | None:
         try:
             shape = self._cache.foresee(expected)
-            key = (expected.n_tokens, expected.n_outputs, shape)
+            key = _key(expected, shape)
             if shape is None or key == current.key:
                 return None
             built = self._build(key, 1 - current.place)
@@ -176,6 +194,10 @@ class Forward:
         if self._builder:
             self._builder.shutdown()
         self._drop()
+
+
+def _key(batch: Batch, shape: Hashable) -> Shape:
+    return batch.n_tokens, batch.n_outputs, batch.n_embedded, shape
 
 
 def _close(built: Built | None) -> None:

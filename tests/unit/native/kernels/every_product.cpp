@@ -7,6 +7,8 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "node.h"
+
 extern "C" {
 const char* puna_instructions(int);
 bool puna_use_instructions(const char*);
@@ -19,6 +21,12 @@ void puna_round(int, const float*, int64_t, int64_t, void*);
 void* puna_matrix_new(int, int64_t, int64_t);
 void puna_matrix_free(void*);
 void puna_multiply(void*, const void*, const void*, int64_t, float*);
+void* puna_experts_new(int, int64_t, int64_t, int64_t);
+void puna_experts_free(void*);
+int64_t puna_ordered_bytes(const void*, int64_t);
+void puna_order_node(void*, int, int, void*);
+void puna_experts_node(void*, int, int, void*);
+void puna_token_experts_node(void*, int, int, void*);
 }
 
 static uint32_t state = 1;
@@ -30,8 +38,77 @@ template <class T> T* block(int64_t n) {
   return static_cast<T*>(memory);
 }
 
+struct Format { int type, weights, bytes, scales[2]; };
+
+static uint8_t* random_file(const Format& f, int64_t n_blocks) {
+  uint8_t* file = block<uint8_t>(n_blocks * f.bytes);
+  for (int64_t i = 0; i < n_blocks * f.bytes; i++) file[i] = static_cast<uint8_t>(random_bits() >> 24);
+  for (int64_t b = 0; b < n_blocks; b++)
+    for (int at : f.scales) {
+      file[b * f.bytes + at] = static_cast<uint8_t>(random_bits() >> 24);
+      file[b * f.bytes + at + 1] = 0x20 | (random_bits() >> 24 & 0x83);  // of size 2^-7
+    }
+  return file;
+}
+
+static float* random_values(int64_t n) {
+  float* x = block<float>(n);
+  for (int64_t i = 0; i < n; i++) x[i] = static_cast<float>(static_cast<int32_t>(random_bits())) / 1e9f;
+  return x;
+}
+
+static double difference(const float* found, const float* expected, int64_t n) {
+  double squares = 0, of_all = 1e-12;
+  for (int64_t k = 0; k < n; k++) {
+    squares += (found[k] - expected[k]) * (found[k] - expected[k]);
+    of_all += expected[k] * expected[k];
+  }
+  return std::sqrt(squares / of_all);
+}
+
+static puna::Tensor tensor(void* data, int64_t n0, int64_t n1, int64_t n2) {
+  puna::Tensor t;
+  memset(&t, 0, sizeof(t));
+  t.data = data;
+  const int64_t ne[4] = {n0, n1, n2, 1};
+  size_t bytes = 4;
+  for (int i = 0; i < 4; i++) t.ne[i] = ne[i], t.nb[i] = bytes, bytes *= static_cast<size_t>(ne[i]);
+  return t;
+}
+
+// The nodes of experts by two threads that come one after the other, against each column's own product.
+static double experts(const Format& f, int64_t n_inputs, int64_t n) {
+  const int64_t n_in = 3 * f.weights, n_rows = 37, n_experts = 5, n_used = 2, bytes = puna_packed_bytes(f.type, n_in, n_rows);
+  uint8_t *file = random_file(f, 3 * n_rows * n_experts), *packed = block<uint8_t>(bytes * n_experts);
+  memset(packed, 0, static_cast<size_t>(bytes * n_experts));
+  for (int64_t e = 0; e < n_experts; e++) puna_pack(f.type, file + e * 3 * n_rows * f.bytes, n_in, 0, n_rows, packed + e * bytes);
+  float *x = random_values(n_in * n_inputs * n), *y = block<float>(n_rows * n_used * n), *expected = block<float>(n_rows * n_used * n);
+  int32_t* ids = block<int32_t>(n_used * n);
+  void *all = puna_experts_new(f.type, n_in, n_rows, n_experts), *one = puna_matrix_new(f.type, n_in, n_rows);
+  uint8_t *ordered = block<uint8_t>(puna_ordered_bytes(all, n_used * n)), *rounded = block<uint8_t>(puna_rounded_bytes(puna_rounding(f.type), n_in, 1));
+  for (int64_t i = 0; i < n_used * n; i++) {
+    ids[i] = static_cast<int32_t>((i + i / 7) % n_experts);
+    puna_round(f.type, x + (n_inputs == 1 ? i / n_used : i) * n_in, n_in, 1, rounded);
+    puna_multiply(one, packed + ids[i] * bytes, rounded, 1, expected + i * n_rows);
+  }
+  puna::Tensor tx = tensor(x, n_in, n_inputs, n), ti = tensor(ids, n_used, n, 1), tw = tensor(packed, bytes, 1, 1);
+  puna::Tensor to = tensor(ordered, 1, 1, 1), ty = tensor(y, n_rows, n_used, n);
+  if (n == 1) {
+    ty.src[0] = &tx, ty.src[1] = &tw, ty.src[2] = &ti;
+    for (int thread = 0; thread < 2; thread++) puna_token_experts_node(&ty, thread, 2, all);
+  } else {
+    to.src[0] = &tx, to.src[1] = &ti;
+    for (int thread = 0; thread < 2; thread++) puna_order_node(&to, thread, 2, all);
+    ty.src[0] = &to, ty.src[1] = &tw;
+    for (int thread = 0; thread < 2; thread++) puna_experts_node(&ty, thread, 2, all);
+  }
+  const double found = difference(y, expected, n_rows * n_used * n);
+  puna_experts_free(all), puna_matrix_free(one);
+  free(file), free(packed), free(x), free(y), free(expected), free(ids), free(ordered), free(rounded);
+  return found;
+}
+
 int main() {
-  struct Format { int type, weights, bytes, scales[2]; };
   const Format formats[] = {{2, 32, 18, {0, 0}},   {3, 32, 20, {0, 2}},     {6, 32, 22, {0, 0}},    {7, 32, 24, {0, 2}},
                             {8, 32, 34, {0, 0}},   {12, 256, 144, {0, 2}},  {13, 256, 176, {0, 2}}, {14, 256, 210, {208, 208}},
                             {20, 32, 18, {0, 0}},  {23, 256, 136, {0, 0}}};
@@ -40,14 +117,8 @@ int main() {
   for (const Format& f : formats)
     for (int64_t blocks : {1, 2, 3, 5})
       for (int64_t rows : row_counts) {
-        const int64_t n_in = blocks * f.weights, n_bytes = rows * blocks * f.bytes;
-        uint8_t* file = block<uint8_t>(n_bytes);
-        for (int64_t i = 0; i < n_bytes; i++) file[i] = static_cast<uint8_t>(random_bits() >> 24);
-        for (int64_t b = 0; b < rows * blocks; b++)
-          for (int at : f.scales) {
-            file[b * f.bytes + at] = static_cast<uint8_t>(random_bits() >> 24);
-            file[b * f.bytes + at + 1] = 0x20 | (random_bits() >> 24 & 0x83);  // of size 2^-7
-          }
+        const int64_t n_in = blocks * f.weights;
+        uint8_t* file = random_file(f, rows * blocks);
         uint8_t* packed = block<uint8_t>(puna_packed_bytes(f.type, n_in, rows));
         memset(packed, 0, static_cast<size_t>(puna_packed_bytes(f.type, n_in, rows)));
         puna_pack(f.type, file, n_in, 0, rows, packed);
@@ -55,8 +126,7 @@ int main() {
         puna_unpack(f.type, packed, n_in, rows - 1, row);
         void* matrix = puna_matrix_new(f.type, n_in, rows);
         for (int64_t n : token_counts) {
-          float *x = block<float>(n * n_in), *expected = block<float>(n * rows), *y = block<float>(n * rows);
-          for (int64_t i = 0; i < n * n_in; i++) x[i] = static_cast<float>(static_cast<int32_t>(random_bits())) / 1e9f;
+          float *x = random_values(n * n_in), *expected = block<float>(n * rows), *y = block<float>(n * rows);
           uint8_t* rounded = block<uint8_t>(puna_rounded_bytes(puna_rounding(f.type), n_in, n));
           puna_use_instructions("portable");
           puna_round(f.type, x, n_in, n, rounded);
@@ -65,18 +135,19 @@ int main() {
             if (!puna_use_instructions(puna_instructions(i))) continue;
             puna_round(f.type, x, n_in, n, rounded);
             puna_multiply(matrix, packed, rounded, n, y);
-            double squares = 0, of_all = 1e-12;
-            for (int64_t k = 0; k < n * rows; k++) {
-              squares += (y[k] - expected[k]) * (y[k] - expected[k]);
-              of_all += expected[k] * expected[k];
-            }
-            worst = std::fmax(worst, std::sqrt(squares / of_all));
+            worst = std::fmax(worst, difference(y, expected, n * rows));
           }
           free(x), free(expected), free(y), free(rounded);
         }
         puna_matrix_free(matrix);
         free(file), free(packed), free(row);
       }
+  for (int i = 0; puna_instructions(i); i++) {
+    if (!puna_use_instructions(puna_instructions(i))) continue;
+    for (const Format& f : formats)
+      for (int64_t n : {1, 2, 9, 40})
+        for (int64_t n_inputs : {1, 2}) worst = std::fmax(worst, experts(f, n_inputs, n));
+  }
   printf("%.3g\n", worst);
   return worst < 1e-5 ? 0 : 1;
 }

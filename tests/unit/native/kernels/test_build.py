@@ -74,7 +74,7 @@ def test_the_sanitizers_find_nothing(tmp_path: Path) -> None:
     build.compile_library(library, build.compiler(), (*build.OPTIONS, *SANITIZED))
     program = tmp_path / "every_product"
     source = Path(__file__).with_name("every_product.cpp")
-    command = [*build.compiler(), *build.OPTIONS, *SANITIZED, str(source), str(library), "-o", str(program)]
+    command = [*build.compiler(), *build.OPTIONS, *SANITIZED, f"-I{build.FOLDER}", str(source), str(library), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True, timeout=600)
     environ = {"LD_LIBRARY_PATH": str(tmp_path), "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=600, env=environ)
