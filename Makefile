@@ -24,7 +24,7 @@ help:
 	@echo 'make explore              tests that draw examples draw other ones (SEED=n: those of a run before)'
 	@echo 'make check                format, lint, types, imports'
 	@echo 'make format               bring the code into the expected format'
-	@echo 'make docs                 write the table of docs/models.md from the tests'
+	@echo 'make docs                 write what documents and the manual take from code and tests'
 	@echo 'make bench                measure the engine against libllama'
 	@echo 'make clean                remove .venv and caches (compiled libraries stay in the user cache)'
 
@@ -56,6 +56,7 @@ format: .venv/.ready
 
 docs: .venv/.ready
 	$(BIN)/python -m tools.models_table
+	$(BIN)/python -m tools.manual
 
 bench: .venv/.ready
 	$(BIN)/python -m bench.engine $(ARGS)

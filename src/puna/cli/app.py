@@ -15,6 +15,7 @@ from puna.cli.connect import connected
 from puna.cli.cp import cp
 from puna.cli.create import create
 from puna.cli.environment import environment_help
+from puna.cli.help import help_topic
 from puna.cli.listing import list_models
 from puna.cli.options import JsonFlag
 from puna.cli.ps import ps
@@ -82,3 +83,4 @@ app.command("stop")(stop)
 app.command("cp")(cp)
 app.command("rm")(rm)
 app.command("doctor")(doctor)
+app.command("help")(help_topic)

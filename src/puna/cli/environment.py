@@ -11,21 +11,26 @@ from puna.cli.table import table
 from puna.settings import ELSEWHERE, UNSUPPORTED, Address, Settings
 
 
-def environment_help() -> str:
-    """Each variable with its meaning and default."""
+def environment_tables() -> dict[str, list[tuple[str, str]]]:
+    """Titles, and under each the names of variables with their meaning."""
     rows = []
     defaults = Settings()
     for item in fields(Settings):
         shown = _shown(getattr(defaults, item.name))
         meaning = str(item.metadata["help"])
         rows.append((item.metadata["env"], f"{meaning} (default {shown})" if shown else meaning))
-    titled = {
+    return {
         "Environment Variables": rows,
         "Passed on to what reads them": list(ELSEWHERE.items()),
         "Ollama's, not supported": list(UNSUPPORTED.items()),
     }
+
+
+def environment_help() -> str:
+    """Each variable with its meaning and default."""
+    tables = environment_tables().items()
     # \b keeps the help's formatter from filling a table into a paragraph
-    return "\n\n".join(f"\b\n{title}:\n{table(lines, indent='  ').rstrip()}" for title, lines in titled.items())
+    return "\n\n".join(f"\b\n{title}:\n{table(lines, indent='  ').rstrip()}" for title, lines in tables)
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import FrameType
 
 import uvicorn
@@ -30,7 +30,7 @@ from puna.server.apis.anthropic import messages
 from puna.server.apis.native import account, chat, embed, generate, models, ps, rerank
 from puna.server.apis.openai import chat as openai
 from puna.server.apis.openai import responses
-from puna.server.http import errors
+from puna.server.http import activation, errors
 from puna.server.http.access import ApiKeys, check_exposure, read_keys
 from puna.server.http.bodies import BodiesInFlight
 from puna.server.http.connections import Connections, allow_many_files, limits_of
@@ -150,14 +150,18 @@ class _Server(uvicorn.Server):
 
 
 def serve(settings: Settings, launch: Launch | None = None) -> None:
-    """Serve at OLLAMA_HOST until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM, on the sockets that a service manager opened, else at OLLAMA_HOST.
 
     Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
     launcher = Launcher(Spare() if settings.warm_spare and launch is None else None, machine=Machine())
+    opened = activation.inherited()
+    if opened:
+        settings = activation.as_opened(settings, opened)
     _prepare(settings)
-    with _listen(settings) as listener:
-        _make(settings, listener, launcher, launch or launcher.launch).run(sockets=[listener])
+    with ExitStack() as listening:
+        listeners = [listening.enter_context(listener) for listener in opened or [_listen(settings)]]
+        _make(settings, listeners[0], launcher, launch or launcher.launch).run(sockets=listeners)
 
 
 def _prepare(settings: Settings) -> None:

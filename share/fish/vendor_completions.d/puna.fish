@@ -1,0 +1,1 @@
+complete --command puna --no-files --arguments "(env _PUNA_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) puna)" --condition "env _PUNA_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) puna"
