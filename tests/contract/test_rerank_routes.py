@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from puna.server.apis.native.rerank import probability
+from puna.server.apis.ranking import probability
 from tests.contract.test_embed_routes import Serving
 from tests.parity.test_rank import write_qwen3_reranker
 from tests.tiny import RANK, write_bert, write_llama

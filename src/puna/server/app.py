@@ -28,8 +28,10 @@ from puna.server.answering.rendering import Renderers
 from puna.server.apis import metrics, openapi
 from puna.server.apis.anthropic import messages
 from puna.server.apis.native import account, chat, embed, generate, models, ps, rerank
-from puna.server.apis.openai import chat as openai
-from puna.server.apis.openai import responses
+from puna.server.apis.openai import chat as openai_chat
+from puna.server.apis.openai import completions, embeddings, responses
+from puna.server.apis.openai import models as openai_models
+from puna.server.apis.openai import rerank as openai_rerank
 from puna.server.http import activation, errors
 from puna.server.http.access import ApiKeys, check_exposure, read_keys
 from puna.server.http.bodies import BodiesInFlight
@@ -39,6 +41,7 @@ from puna.server.http.protocol import protocol_for
 from puna.server.http.request_id import RequestIds
 from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
+from puna.server.pipeline import Pipeline
 from puna.server.placing.scheduler import Launch, Scheduler
 from puna.settings import Settings, without_effect
 from puna.store.store import Store
@@ -52,7 +55,7 @@ _HEAD_PATHS = frozenset({"/", "/health", "/api/version", "/api/tags"})
 
 
 def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher: Launcher | None = None) -> Starlette:
-    """Routes find what they need in ``request.app.state``: settings, store and scheduler.
+    """Routes find what they need in ``Pipeline.of(request)``.
 
     *launcher*: what the scheduler starts runners with, if it has something to open and close.
     """
@@ -87,7 +90,11 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         *embed.routes,
         *rerank.routes,
         *models.routes,
-        *openai.routes,
+        *openai_chat.routes,
+        *completions.routes,
+        *openai_models.routes,
+        *embeddings.routes,
+        *openai_rerank.routes,
         *responses.routes,
         *messages.routes,
         *metrics.routes,
@@ -107,8 +114,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
             Exception: errors.on_error,
         },
     )
-    app.state.settings, app.state.store, app.state.scheduler = settings, store, scheduler
-    app.state.metrics, app.state.renderers = Metrics(scheduler, launcher.spare), renderers
+    app.state.pipeline = Pipeline(settings, store, scheduler, Metrics(scheduler, launcher.spare), renderers)
     return app
 
 
@@ -146,7 +152,7 @@ class _Server(uvicorn.Server):
         """Requests hear of their runner's end and can still say so, which one that is cancelled cannot."""
         await asyncio.sleep(SHUTDOWN_GRACE_S)
         assert isinstance(self.config.app, Starlette)
-        await self.config.app.state.scheduler.close()
+        await self.config.app.state.pipeline.scheduler.close()
 
 
 def serve(settings: Settings, launch: Launch | None = None) -> None:

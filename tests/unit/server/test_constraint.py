@@ -10,7 +10,8 @@ import pytest
 from puna.api.generate import GenerateRequest
 from puna.errors import BadRequest, PunaError
 from puna.prompt.thinking import Tags
-from puna.server.prompting.constraint import grammar_of, with_thoughts
+from puna.server.answering.constraint import with_thoughts
+from puna.server.checking.grammar import grammar_of
 from puna.store.recipe import Recipe
 from puna.wire import Grammar
 from tests.unit.server.live import Live

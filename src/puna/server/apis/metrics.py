@@ -8,10 +8,11 @@ from starlette.routing import Route
 
 from puna.server.http.bodies import json_response
 from puna.server.metrics import CONTENT_TYPE
+from puna.server.pipeline import Pipeline
 
 
 async def metrics(request: Request) -> Response:
-    return Response(await request.app.state.metrics.text(), headers={"content-type": CONTENT_TYPE})
+    return Response(await Pipeline.of(request).metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
 async def health(_: Request) -> Response:

@@ -77,6 +77,15 @@ class Loaded:
 
 
 @dataclass(frozen=True)
+class Place:
+    """What a request is served by: a runner, and how many tokens its prompt and answer may have there."""
+
+    runner: Runner
+    n_ctx: int
+    load_ns: int  # from the request's arrival until it had its place
+
+
+@dataclass(frozen=True)
 class Running:
     """A loaded model as /api/ps shows it."""
 

@@ -68,13 +68,18 @@ class Scheduler:
         self._admission = Admission(self.settings, self.machine)
 
     @asynccontextmanager
-    async def acquire(self, model: Loadable, wanted: WantedLoad, keep_alive: float | None = None) -> AsyncGenerator[Loaded, None]:
+    async def acquire(
+        self, model: Loadable, wanted: WantedLoad, keep_alive: float | None = None, *, leaves_pinned: bool = False
+    ) -> AsyncGenerator[Loaded, None]:
         """Use a model: it is loaded when the block begins and stays so until it ends.
 
-        *keep_alive* in seconds replaces the model's; None leaves it, or takes the server's default at the first load.
+        *keep_alive* in seconds replaces the model's; None leaves it, or takes the server's default at the first load. With
+        *leaves_pinned* it does not count for a model that is pinned.
 
         Errors: Overloaded when too many requests wait; what the load raises, to the requests that waited for it.
         """
+        if leaves_pinned and self.is_pinned(model.model_path):
+            keep_alive = None
         loaded = await self._join(model, wanted, keep_alive)
         try:
             assert loaded.task is not None

@@ -21,21 +21,23 @@ from puna.api import anthropic as api
 from puna.api import go_json
 from puna.api.generate import ChatRequest
 from puna.prompt.output import Call, Part, Thought, joined
-from puna.server.answering.generation import Finished, Job, Parts, run
-from puna.server.checking.check import Caller, chat_job
+from puna.server.answering.parts import Finished, Logprobs, Parts
+from puna.server.apis.forced_call import forcing
+from puna.server.checking.request import InferenceRequest
 from puna.server.http.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.http.caller import Caller
 from puna.server.http.errors import anthropic_body
-from puna.server.prompting.constraint import forcing
+from puna.server.pipeline import Pipeline
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _CHARS_PER_TOKEN = 4  # for the estimate that a stream begins with
 
 
 async def messages(request: Request) -> Response:
-    caller = Caller.of(request)
+    caller, pipeline = Caller.of(request), Pipeline.of(request)
     message = await read_json(request, api.MessagesRequest)
-    job = await _job(request, caller, message)
-    parts = run(caller.scheduler, job)
+    plan = await pipeline.plan(await _inference_request(request, caller, message))
+    parts = pipeline.answer(plan)
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": message.model}
     if message.stream:
         events = _events(parts, head, message.stop_sequences, n_estimated=_estimate(message))
@@ -47,21 +49,21 @@ async def messages(request: Request) -> Response:
 
 
 async def count_tokens(request: Request) -> Response:
-    caller = Caller.of(request)
-    job = await _job(request, caller, await read_json(request, api.CountRequest))
-    return json_response({"input_tokens": await caller.count_tokens(job)})
+    caller, pipeline = Caller.of(request), Pipeline.of(request)
+    message = await read_json(request, api.CountRequest)
+    plan = await pipeline.plan(await _inference_request(request, caller, message, truncate=False))
+    return json_response({"input_tokens": await pipeline.count_tokens(plan)})
 
 
-async def _job(request: Request, caller: Caller, message: api.CountRequest) -> Job:
-    given = await checked(request, lambda: forcing(api.native_chat(message), message.forced_tool))
-    model = await caller.open(message.model)
-    unused = message.unused
-    if given["think"] and "thinking" not in model.capabilities:
-        given["think"] = None  # these clients ask every model to think
-        unused.append("thinking has no effect: the model cannot")
-    if not isinstance(message, api.MessagesRequest):
-        given["truncate"] = False
-    return chat_job(caller, model, await checked(request, lambda: ChatRequest.model_validate(given)), unused=unused)
+async def _inference_request(
+    request: Request, caller: Caller, message: api.CountRequest, *, truncate: bool = True
+) -> InferenceRequest:
+    """These clients ask every model to think."""
+
+    def native() -> ChatRequest:
+        return ChatRequest.model_validate({**forcing(api.native_chat(message), message.forced_tool), "truncate": truncate})
+
+    return InferenceRequest(caller, await checked(request, native), unused=message.unused, thinks_if_able=True)
 
 
 def _estimate(message: api.CountRequest) -> int:
@@ -75,7 +77,8 @@ async def _gather(parts: Parts) -> tuple[list[Part], Finished]:
         async for part in parts:
             if isinstance(part, Finished):
                 return joined(found), part
-            found.append(part)
+            if not isinstance(part, Logprobs):
+                found.append(part)
     raise AssertionError("a generation ended without its last message")
 
 
@@ -139,6 +142,8 @@ async def _events(parts: Parts, head: dict[str, Any], stop_sequences: list[str],
     has_started = has_called = False
     async with aclosing(parts):
         async for part in parts:
+            if isinstance(part, Logprobs):
+                continue
             if not has_started:
                 has_started = True
                 yield _event("message_start", message=start)

@@ -10,18 +10,18 @@ from starlette.routing import Route
 
 from puna.api.generate import ChatReply, ChatRequest, ReplyMessage
 from puna.errors import BadRequest
-from puna.server.answering.generation import run_scored
 from puna.server.apis.native.reply import answer, now, respond
-from puna.server.checking.check import Caller, chat_job
+from puna.server.checking.request import InferenceRequest
 from puna.server.http.bodies import json_response, read_json
+from puna.server.http.caller import Caller
+from puna.server.pipeline import Pipeline
 
 
 async def chat(request: Request) -> Response:
-    caller = Caller.of(request)
+    caller, pipeline = Caller.of(request), Pipeline.of(request)
     message = await read_json(request, ChatRequest)
     if not message.model:
         raise BadRequest("model is required")
-    model = await caller.open(message.model)
 
     def reply(text: str = "", thought: str = "", **fields: Any) -> ChatReply:
         fields.pop("context", None)
@@ -29,17 +29,17 @@ async def chat(request: Request) -> Response:
         return ChatReply(model=message.model, created_at=now(), message=said, **fields)
 
     if not message.messages and message.keep_alive == 0:
-        caller.unload(model)
+        await pipeline.unload(caller, message.model)
         return respond(reply(done=True, done_reason="unload"))
-    job = chat_job(caller, model, message)
+    plan = await pipeline.plan(InferenceRequest(caller, message))
     if message.debug_render_only:
-        rendered = {"rendered_template": await caller.prompt_of(job), "image_count": 0}
+        rendered = {"rendered_template": await pipeline.prompt_of(plan), "image_count": 0}
         empty = {"role": "assistant", "content": ""}
         return json_response({"model": message.model, "created_at": now(), "message": empty, "_debug_info": rendered})
     if not message.messages:
-        await caller.load(job)
+        await pipeline.load(plan)
         return respond(reply(done=True, done_reason="load"))
-    return await answer(run_scored(caller.scheduler, job), reply, stream=message.stream)
+    return await answer(pipeline.answer(plan), reply, stream=message.stream)
 
 
 routes = [Route("/api/chat", chat, methods=["POST"])]

@@ -1,14 +1,7 @@
-"""``POST /api/embed``, ``POST /api/embeddings`` and ``POST /v1/embeddings``.
-
-Source: Ollama's REST API and its OpenAI compatibility.
-"""
+"""``POST /api/embed`` and ``POST /api/embeddings``. Source: Ollama's REST API."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import struct
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -16,23 +9,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from puna import wire
-from puna.api import go_json
-from puna.api.embed import EmbeddingsRequest, EmbedRequest, OpenAIEmbeddingsRequest
+from puna.api.embed import EmbeddingsRequest, EmbedRequest
 from puna.errors import BadRequest
-from puna.server.answering.embedding import Embedded, open_model, vectors_of
-from puna.server.checking.check import Caller
+from puna.server.apis.vectors import respond, warnings_of
+from puna.server.checking.request import EmbeddingRequest
 from puna.server.http.bodies import json_response, read_json
-from puna.server.http.errors import JSON_CONTENT_TYPE
-
-_WRITE_ASIDE = 1 << 16  # numbers; writing more than that as JSON would keep other requests waiting
+from puna.server.http.caller import Caller
+from puna.server.pipeline import Pipeline
 
 
 async def embed(request: Request) -> Response:
     caller = Caller.of(request)
     message = await read_json(request, EmbedRequest)
-    model = await open_model(caller, message.model)
-    wanted = wire.EmbeddingRequest(inputs=[*message.input], truncate=message.truncate, dimensions=message.dimensions)
-    embedded = await vectors_of(caller, model, message, wanted, message.unused)
+    texts = wire.EmbeddingRequest(inputs=[*message.input], truncate=message.truncate, dimensions=message.dimensions)
+    wanted = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
+    embedded = await Pipeline.of(request).embed(wanted)
     if embedded is None:
         return json_response({"model": message.model, "embeddings": []})
     counts: dict[str, Any] = {
@@ -42,8 +33,8 @@ async def embed(request: Request) -> Response:
     }
     if embedded.reply.truncated_count:
         counts["truncated_count"] = embedded.reply.truncated_count
-    counts |= _warnings(embedded)
-    return await _respond({"model": message.model, "embeddings": embedded.reply.embeddings, **counts}, embedded)
+    counts |= warnings_of(embedded)
+    return await respond({"model": message.model, "embeddings": embedded.reply.embeddings, **counts}, embedded)
 
 
 async def embeddings(request: Request) -> Response:
@@ -51,54 +42,15 @@ async def embeddings(request: Request) -> Response:
     message = await read_json(request, EmbeddingsRequest)
     if not message.model:
         raise BadRequest("model is required")
-    model = await open_model(caller, message.model)
-    inputs = [message.prompt] if message.prompt else []
-    wanted = wire.EmbeddingRequest(inputs=[*inputs], truncate=False, normalize=False)
-    embedded = await vectors_of(caller, model, message, wanted, message.unused)
+    texts = wire.EmbeddingRequest(inputs=[message.prompt] if message.prompt else [], truncate=False, normalize=False)
+    wanted = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
+    embedded = await Pipeline.of(request).embed(wanted)
     if embedded is None:
         return json_response({"embedding": []})
-    return json_response({"embedding": embedded.reply.embeddings[0], **_warnings(embedded)})
-
-
-async def openai_embeddings(request: Request) -> Response:
-    caller = Caller.of(request)
-    message = await read_json(request, OpenAIEmbeddingsRequest)
-    if not message.input:
-        raise BadRequest("invalid input")
-    model = await open_model(caller, message.model)
-    wanted = wire.EmbeddingRequest(inputs=[*message.input], dimensions=message.dimensions)
-    embedded = await vectors_of(caller, model, EmbedRequest(model=message.model), wanted, message.unused)
-    assert embedded is not None
-    vectors: Sequence[Any] = embedded.reply.embeddings
-    if message.encoding_format == "base64":
-        vectors = [base64.b64encode(struct.pack(f"<{len(v)}f", *v)).decode() for v in vectors]
-    n_tokens = embedded.reply.prompt_eval_count
-    usage: dict[str, Any] = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    if embedded.reply.truncated_count:
-        usage["prompt_tokens_details"] = {"truncated_tokens": embedded.reply.truncated_count}
-    body = {
-        "object": "list",
-        "data": [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)],
-        "model": message.model,
-        "usage": usage,
-        **_warnings(embedded),
-    }
-    return await _respond(body, embedded)
-
-
-def _warnings(embedded: Embedded) -> dict[str, list[str]]:
-    return {"warnings": embedded.warnings} if embedded.warnings else {}
-
-
-async def _respond(body: dict[str, Any], embedded: Embedded) -> Response:
-    vectors = embedded.reply.embeddings
-    if len(vectors) * len(vectors[0]) <= _WRITE_ASIDE:
-        return json_response(body)
-    return Response(await asyncio.to_thread(go_json.dumps, body), media_type=JSON_CONTENT_TYPE)
+    return json_response({"embedding": embedded.reply.embeddings[0], **warnings_of(embedded)})
 
 
 routes = [
     Route("/api/embed", embed, methods=["POST"]),
     Route("/api/embeddings", embeddings, methods=["POST"]),
-    Route("/v1/embeddings", openai_embeddings, methods=["POST"]),
 ]

@@ -1,6 +1,6 @@
 """Routes about stored models: tags, show, create, pull, blobs, copy and delete.
 
-Everything that touches the disk runs in threads. The store is ``request.app.state.store``.
+Everything that touches the disk runs in threads.
 Source: Ollama's REST API.
 """
 
@@ -30,9 +30,10 @@ from puna.api.models import (
 from puna.engines import Choice, EngineName
 from puna.errors import BadRequest, InvalidName, NotFound, TemplateError
 from puna.prompt.gotemplate import GoTemplate
-from puna.server.checking.check import Caller
 from puna.server.http.bodies import NDJSON, Stream, json_response, read_json
+from puna.server.http.caller import Caller
 from puna.server.http.errors import describe, native_body
+from puna.server.pipeline import Pipeline
 from puna.store.disk import space
 from puna.store.disk.blobs import BlobWriter, parse_digest
 from puna.store.models.model import StoredModel
@@ -43,7 +44,6 @@ from puna.store.recipe import Recipe
 from puna.store.sources import file
 from puna.store.sources.reference import source_of
 from puna.store.store import Store
-from puna.wire import LoadReply
 
 UPLOAD_CHUNK_BYTES = 1 << 20
 COPILOT = "GitHubCopilotChat/"
@@ -51,7 +51,7 @@ COPILOT = "GitHubCopilotChat/"
 
 async def list_models(request: Request) -> Response:
     """GET /api/tags."""
-    store: Store = request.app.state.store
+    store = Pipeline.of(request).store
 
     def listed() -> dict[str, Any]:
         return TagsResponse(models=[_listed(model) for model in store.list()]).model_dump(mode="json")
@@ -77,14 +77,14 @@ def _listed(model: StoredModel) -> ListedModel:
 async def show_model(request: Request) -> Response:
     """POST /api/show."""
     body = await read_json(request, ShowRequest)
-    caller = Caller.of(request)
+    caller, store = Caller.of(request), Pipeline.of(request).store
     if not body.reference:
         raise BadRequest("model is required")
 
     def shown() -> dict[str, Any]:
         is_file = caller.is_local and file.is_path(body.reference)
-        model = caller.store.from_file(body.reference) if is_file else caller.store.get(body.reference)
-        engine = _engine(request.app.state, model)
+        model = store.from_file(body.reference) if is_file else store.get(body.reference)
+        engine = _engine(Pipeline.of(request), model)
         found = show(model, verbose=body.verbose, system=body.system, engine=engine)
         fields = found.model_dump(mode="json", exclude={"tensors"})
         return {**fields, "tensors": found.tensors}  # as they are: there may be a hundred thousand
@@ -95,22 +95,22 @@ async def show_model(request: Request) -> Response:
     return json_response(reply)
 
 
-def _engine(state: Any, model: StoredModel) -> Choice | None:
+def _engine(pipeline: Pipeline, model: StoredModel) -> Choice | None:
     """What runs a loaded model; else what will, as far as its file tells."""
     if model.weights_path is None or model.file is None:
         return None
-    reply: LoadReply | None = state.scheduler.reply_of(model.weights_path)
+    reply = pipeline.scheduler.reply_of(model.weights_path)
     if reply is not None and reply.engine:
         return Choice(cast(EngineName, reply.engine), reply.engine_reason)
     from puna.model.look import engine_at  # with all architectures: a server nobody asks for that starts without them
 
-    return engine_at(model.weights_path, state.settings.new_engine)
+    return engine_at(model.weights_path, pipeline.settings.new_engine)
 
 
 async def delete_model(request: Request) -> Response:
     """DELETE /api/delete. A runner that has the model loaded keeps it until it is idle."""
     body = await read_json(request, DeleteRequest)
-    store: Store = request.app.state.store
+    store = Pipeline.of(request).store
     if not body.reference:
         raise BadRequest("model is required")
     try:
@@ -123,7 +123,7 @@ async def delete_model(request: Request) -> Response:
 async def copy_model(request: Request) -> Response:
     """POST /api/copy."""
     body = await read_json(request, CopyRequest)
-    store: Store = request.app.state.store
+    store = Pipeline.of(request).store
     await to_thread.run_sync(store.copy, body.source, body.destination)
     return Response()
 
@@ -131,7 +131,7 @@ async def copy_model(request: Request) -> Response:
 async def pull_model(request: Request) -> Response:
     """POST /api/pull. Clients that pull the same thing share one download."""
     body = await read_json(request, PullRequest)
-    store: Store = request.app.state.store
+    store = Pipeline.of(request).store
     key = source_of(body.reference).key
     name = Name.parse(body.name_for_it).key if body.name_for_it else ()
 
@@ -144,7 +144,7 @@ async def pull_model(request: Request) -> Response:
 async def create_model(request: Request) -> Response:
     """POST /api/create."""
     body = await read_json(request, CreateRequest)
-    store: Store = request.app.state.store
+    store = Pipeline.of(request).store
     Name.parse(body.reference)
     recipe = _recipe(body)
     recipe.check()
@@ -210,7 +210,7 @@ def _error_line(text: str, status: int) -> bytes:
 
 async def check_blob(request: Request) -> Response:
     """HEAD /api/blobs/DIGEST."""
-    store: Store = request.app.state.store
+    store = Pipeline.of(request).store
     digest = request.path_params["digest"]
     if not await to_thread.run_sync(store.expects, digest):
         raise NotFound(f'blob "{digest}" not found')
@@ -219,7 +219,7 @@ async def check_blob(request: Request) -> Response:
 
 async def upload_blob(request: Request) -> Response:
     """POST /api/blobs/DIGEST. The bytes are hashed as they come; if they are not what was announced, nothing is kept."""
-    store: Store = request.app.state.store
+    store = Pipeline.of(request).store
     digest = parse_digest(request.path_params["digest"])
     if await to_thread.run_sync(store.expects, digest):
         async for _ in request.stream():  # a client that is sending takes an answer that comes too early for a failure

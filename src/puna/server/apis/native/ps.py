@@ -14,7 +14,7 @@ from starlette.routing import Route
 from puna import __version__
 from puna.api.generate import PsReply, RunningModel, VersionReply
 from puna.server.apis.native.reply import respond
-from puna.server.checking.check import Caller
+from puna.server.pipeline import Pipeline
 from puna.server.placing.loaded import Running
 from puna.store.models.model import StoredModel
 from puna.wire import MemoryReport
@@ -31,8 +31,8 @@ async def version(_: Request) -> Response:
 
 
 async def ps(request: Request) -> Response:
-    caller = Caller.of(request)
-    return respond(PsReply(models=[_running_model(running) for running in caller.scheduler.running()]))
+    running = Pipeline.of(request).scheduler.running()
+    return respond(PsReply(models=[_running_model(model) for model in running]))
 
 
 def _running_model(running: Running) -> RunningModel:

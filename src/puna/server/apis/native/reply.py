@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from puna.api import go_json
-from puna.api.generate import ReplyCall, ReplyFunction, ReplyLogprob, ReplyTopLogprob
+from puna.api.generate import ReplyCall, ReplyFunction, ReplyLogprob
 from puna.prompt.output import Call, Thought
-from puna.server.answering.generation import Choices, Finished, Logprobs, ScoredPart, ScoredParts
+from puna.server.answering.parts import Finished, Logprobs, Parts
+from puna.server.apis.gathering import gather
+from puna.server.apis.logprobs import reply_logprob
 from puna.server.http.bodies import NDJSON, Stream
 from puna.server.http.errors import JSON_CONTENT_TYPE, native_body
 from puna.wire import TokenLogprob
@@ -58,7 +59,7 @@ def metrics(finished: Finished) -> dict[str, int | None]:
 MakeReply = Callable[..., BaseModel]
 
 
-async def answer(parts: ScoredParts, reply: MakeReply, *, stream: bool) -> Response:
+async def answer(parts: Parts, reply: MakeReply, *, stream: bool) -> Response:
     """The answer as lines or as one message. *reply* makes a message from a text, a thought and further fields."""
     if stream:
         return Stream(_lines(parts, reply), NDJSON, error_line)
@@ -67,7 +68,7 @@ async def answer(parts: ScoredParts, reply: MakeReply, *, stream: bool) -> Respo
     return respond(reply(whole.text, whole.thought, **calls, **_scores(whole.logprobs), **final_fields(whole.finished)))
 
 
-async def _lines(parts: ScoredParts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
+async def _lines(parts: Parts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
     """One line per piece, then the line with the counts. Logprobs come with the next line."""
     n_calls = 0
     held: list[TokenLogprob] = []
@@ -94,73 +95,8 @@ def _scores(entries: list[TokenLogprob]) -> dict[str, list[ReplyLogprob]]:
     return {"logprobs": [reply_logprob(entry) for entry in entries]} if entries else {}
 
 
-def reply_logprob(entry: TokenLogprob) -> ReplyLogprob:
-    top = [ReplyTopLogprob(**_token(other)) for other in entry.top]
-    return ReplyLogprob(**_token(entry), top_logprobs=top or None)
-
-
-def _token(entry: TokenLogprob) -> dict[str, Any]:
-    return {"token": entry.text.decode("utf-8", "replace"), "logprob": entry.logprob, "bytes": list(entry.text)}
-
-
 def reply_call(call: Call, index: int) -> ReplyCall:
     return ReplyCall(id=call.id, function=ReplyFunction(index=index, name=call.name, arguments=call.arguments))
-
-
-@dataclass(frozen=True)
-class Whole:
-    """An answer with nothing left to come."""
-
-    text: str
-    thought: str
-    calls: list[Call]
-    logprobs: list[TokenLogprob]
-    finished: Finished
-
-
-class Gathering:
-    """An answer that comes part by part."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._thought: list[str] = []
-        self._calls: list[Call] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._finished: Finished | None = None
-
-    def add(self, part: ScoredPart) -> None:
-        match part:
-            case Finished():
-                self._finished = part
-            case Logprobs(entries):
-                self._logprobs += entries
-            case Thought(text):
-                self._thought.append(text)
-            case Call():
-                self._calls.append(part)
-            case text:
-                self._text.append(text)
-
-    @property
-    def whole(self) -> Whole:
-        assert self._finished is not None, "a generation ended without its last message"
-        return Whole("".join(self._text), "".join(self._thought), self._calls, self._logprobs, self._finished)
-
-
-async def gather(parts: ScoredParts) -> Whole:
-    gathering = Gathering()
-    async with aclosing(parts):
-        async for part in parts:
-            gathering.add(part)
-    return gathering.whole
-
-
-async def gather_choices(choices: Choices, n: int) -> list[Whole]:
-    gatherings = [Gathering() for _ in range(n)]
-    async with aclosing(choices):
-        async for number, part in choices:
-            gatherings[number].add(part)
-    return [gathering.whole for gathering in gatherings]
 
 
 def final_fields(finished: Finished) -> dict[str, Any]:

@@ -24,23 +24,24 @@ from puna.api import responses as api
 from puna.api.generate import ChatRequest
 from puna.errors import BadRequest
 from puna.prompt.output import Call, Part, Thought
-from puna.server.answering.generation import Finished, Parts, run
-from puna.server.apis.openai.chat import DEFAULTS
-from puna.server.checking.check import Caller, chat_job
+from puna.server.answering.parts import AnswerPart, Finished, Logprobs, Parts
+from puna.server.apis.forced_call import forcing
+from puna.server.apis.openai.shape import DEFAULTS
+from puna.server.checking.request import InferenceRequest
 from puna.server.http.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
-from puna.server.prompting.constraint import forcing
+from puna.server.http.caller import Caller
+from puna.server.pipeline import Pipeline
 
 Event = dict[str, Any]
 
 
 async def responses(request: Request) -> Response:
-    caller = Caller.of(request)
+    caller, pipeline = Caller.of(request), Pipeline.of(request)
     message = await read_json(request, api.ResponsesRequest)
     native = await checked(request, lambda: ChatRequest.model_validate(forcing(api.native_chat(message), message.forced_tool)))
     if not native.messages:
         raise BadRequest("input must not be empty")
-    model = await caller.open(message.model)
-    parts = run(caller.scheduler, chat_job(caller, model, native, DEFAULTS, message.unused))
+    parts = pipeline.answer(await pipeline.plan(InferenceRequest(caller, native, DEFAULTS, message.unused)))
     answer = _Answer(message)
     if message.stream:
         return Stream(_stream(parts, answer), EVENT_STREAM, answer.failure, cache_control="no-cache")
@@ -70,7 +71,9 @@ class _Answer:
         self._n_events = 0
         self._finished: Finished | None = None
 
-    def add(self, part: Part | Finished) -> Iterator[Event]:
+    def add(self, part: AnswerPart) -> Iterator[Event]:
+        if isinstance(part, Logprobs):
+            return
         if self._finished is None and not self._output:
             yield {"type": "response.created", "response": self.body()}
             yield {"type": "response.in_progress", "response": self.body()}

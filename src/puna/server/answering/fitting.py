@@ -1,0 +1,95 @@
+"""The text of a prompt, rendered for the runner that is to read it; a conversation that is too long is cut to its context.
+
+Source: product description "Truncation to context".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from puna.prompt import harmony
+from puna.server.answering.rendering import Renderers
+from puna.server.placing.loaded import Place
+from puna.server.prompting.plan import PromptPlan
+from puna.server.prompting.turns import Turn, is_system
+
+_SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model reads, and what of the conversation is not in it."""
+
+    text: str
+    n_messages_cut: int = 0
+    n_tokens_cut: int = 0  # of those messages; of so many that not even their tokens were counted, at least so many
+    warnings: list[str] = field(default_factory=list)  # what else of the request is not in it
+
+
+async def prompt_for(place: Place, plan: PromptPlan, renderers: Renderers) -> Prompt:
+    """Errors: what rendering raises; RunnerDied."""
+    prompt = await _rendered(place, plan, renderers)
+    if plan.output.is_final_message and not harmony.is_within_message(prompt.text):
+        return replace(prompt, text=prompt.text + harmony.FINAL_BEGIN)  # made of control tokens, which no grammar describes
+    return prompt
+
+
+async def _rendered(place: Place, plan: PromptPlan, renderers: Renderers) -> Prompt:
+    content = plan.content
+    if isinstance(content, str):
+        return Prompt(content)
+    warnings: dict[str, None] = {}
+
+    async def render(turns: list[Turn]) -> str:
+        rendered = await renderers.render(msgspec.structs.replace(content, messages=turns))
+        warnings.update(dict.fromkeys(rendered.warnings))
+        return rendered.text
+
+    if plan.is_cut_to_fit and content.messages:
+        fitting = await fit(content.messages, render, place)
+    else:
+        fitting = Prompt(await render(content.messages))
+    return replace(fitting, warnings=list(warnings))
+
+
+async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str]], place: Place) -> Prompt:
+    """The prompt of the longest end of a conversation that fits the context, system messages and the last one kept.
+
+    Each step of the search renders and counts once; that a shorter conversation never has more tokens makes it a bisection.
+    """
+
+    def kept(begin: int) -> list[Turn]:
+        return [message for number, message in enumerate(messages) if number >= begin or is_system(message)]
+
+    if all(map(is_system, messages[:-1])):
+        return Prompt(await render(list(messages)))  # nothing may be left out, so there is nothing to count
+
+    n_most = 0  # tokens of the longest that was tried and does not fit
+
+    async def rendered(begin: int) -> str:
+        """The prompt from that message on; empty when it does not fit."""
+        nonlocal n_most
+        text = await render(kept(begin))
+        if len(text.encode()) + _SPECIAL_TOKENS <= place.n_ctx:  # a token is a byte at least
+            return text
+        n = len(await place.runner.tokenize(text))
+        n_most = max(n_most, n)
+        return text if n <= place.n_ctx else ""
+
+    # A message is a token at least: of more messages than that the first cannot be kept, however many were sent.
+    first = max(0, len(messages) - place.n_ctx)
+    if first == 0 and (text := await rendered(0)):
+        return Prompt(text)
+    low, high, best = max(1, first), len(messages) - 1, ""
+    while low < high:
+        middle = (low + high) // 2
+        if text := await rendered(middle):
+            high, best = middle, text
+        else:
+            low = middle + 1
+    best = best or await render(kept(high))
+    n_tokens_cut = n_most - len(await place.runner.tokenize(best)) if n_most > place.n_ctx else 0
+    return Prompt(best, len(messages) - len(kept(high)), n_tokens_cut)

@@ -1,0 +1,26 @@
+"""What the answers with vectors of all APIs have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.responses import Response
+
+from puna.api import go_json
+from puna.server.answering.embedding import Embedded
+from puna.server.http.bodies import json_response
+from puna.server.http.errors import JSON_CONTENT_TYPE
+
+_WRITE_ASIDE = 1 << 16  # numbers; writing more than that as JSON would keep other requests waiting
+
+
+def warnings_of(embedded: Embedded) -> dict[str, list[str]]:
+    return {"warnings": embedded.warnings} if embedded.warnings else {}
+
+
+async def respond(body: dict[str, Any], embedded: Embedded) -> Response:
+    vectors = embedded.reply.embeddings
+    if len(vectors) * len(vectors[0]) <= _WRITE_ASIDE:
+        return json_response(body)
+    return Response(await asyncio.to_thread(go_json.dumps, body), media_type=JSON_CONTENT_TYPE)

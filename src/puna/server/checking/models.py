@@ -1,0 +1,44 @@
+"""The model of a request, opened in the store, and what a caller may ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from puna.errors import Forbidden, NotFound
+from puna.server.http.caller import Caller
+from puna.settings import FOREVER
+from puna.store.models.details import read_details
+from puna.store.models.model import StoredModel
+from puna.store.store import Store
+
+
+async def open_model(store: Store, caller: Caller, name: str) -> StoredModel:
+    """A model of the store, or for callers on this machine a GGUF file by its path.
+
+    Errors: NotFound; InvalidName; FileFormatError; UnsupportedModel.
+    """
+    return await asyncio.to_thread(_open, store, name, is_local=caller.is_local)
+
+
+def _open(store: Store, name: str, *, is_local: bool) -> StoredModel:
+    if not name:
+        raise NotFound("model '' not found")
+    is_file = name.startswith(("/", "./")) and name.endswith(".gguf")
+    if is_file and not is_local:
+        raise NotFound(f"model '{name}' not found: files are served to callers on this machine only")
+    model = store.from_file(name) if is_file else store.get(name)
+    path = model.model_path  # raises for what only stands for a model elsewhere
+    if model.file is None:
+        read_details(path)  # raises what is wrong with the file
+    return model
+
+
+def has_template(model: StoredModel) -> bool:
+    """Without one a model was not made for conversations, or nobody says how: it continues texts."""
+    return bool(model.config.renderer or model.template or model.chat_template)
+
+
+def check_keep_alive(caller: Caller, keep_alive: float | None) -> None:
+    """Errors: Forbidden for who asks that a model stays and may not."""
+    if keep_alive == FOREVER and not caller.may_manage:
+        raise Forbidden("forbidden: keep_alive -1 needs an API key that is good for management")

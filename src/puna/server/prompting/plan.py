@@ -1,0 +1,122 @@
+"""What the model is to be given and how its output is to be read: all about a prompt but its text.
+
+The text is rendered when there is a runner, since that alone can count how much of a conversation fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from puna.api.generate import ChatRequest, GenerateRequest
+from puna.prompt.ending import Ending, begun_text, ending_of
+from puna.prompt.output_format import OutputFormat
+from puna.prompt.render import PromptRequest
+from puna.server.checking.check import CheckedRequest
+from puna.server.prompting.template import continues_texts, output_format, source_of
+from puna.server.prompting.turns import Turn, assemble, turn_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Output:
+    """How what follows the prompt is to be read."""
+
+    format: OutputFormat | None = None  # None: as it comes
+    begun: str = ""  # what the prompt holds of the answer already
+    tools: Sequence[dict[str, Any]] = ()
+    has_thinking: bool = False  # the model may think before it answers
+    is_final_message: bool = False  # of the harmony format, begun for a grammar that is about what follows its header
+
+
+@dataclass(frozen=True)
+class PromptPlan:
+    request: CheckedRequest
+    content: str | PromptRequest  # the text itself, or what it is rendered from
+    output: Output
+    is_cut_to_fit: bool = False  # a conversation that is too long loses its oldest messages
+    context: list[int] = field(default_factory=list)  # tokens before the prompt
+    returns_tokens: bool = False
+
+    @property
+    def has_foreign_template(self) -> bool:
+        """Whether others wrote what makes the prompt."""
+        return isinstance(self.content, PromptRequest) and not self.content.source.is_own
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of the request has no effect."""
+        found = self.request.warnings
+        if "think_budget" in self.request.native.options and not self.output.has_thinking:
+            return [*found, 'option "think_budget" has no effect: the model does not think']
+        return found
+
+
+async def plan(request: CheckedRequest) -> PromptPlan:
+    """Errors: BadRequest for a conversation that cannot end as the request says."""
+    native = request.native
+    made = await (_of_chat(request, native) if isinstance(native, ChatRequest) else _of_generate(request, native))
+    for warning in made.warnings:
+        log.warning("%s", warning)
+    return made
+
+
+async def _of_chat(request: CheckedRequest, native: ChatRequest) -> PromptPlan:
+    turns = assemble(request.model, [turn_of(message) for message in native.messages])
+    ending = ending_of(
+        turns, add_generation_prompt=native.add_generation_prompt, continue_final_message=native.continue_final_message
+    )
+    source = await asyncio.to_thread(source_of, request.model)
+    return PromptPlan(
+        request,
+        PromptRequest(source, turns, native.tools, request.think, ending),
+        _output(request, output_format(request.model), turns, ending, native.tools),
+        is_cut_to_fit=native.truncate,
+    )
+
+
+async def _of_generate(request: CheckedRequest, native: GenerateRequest) -> PromptPlan:
+    if request.is_raw:
+        return PromptPlan(request, native.prompt, Output(), context=native.context)
+    return PromptPlan(
+        request,
+        await asyncio.to_thread(_content, request, native),
+        _output(request, output_format(request.model, native.template)),
+        is_cut_to_fit=native.truncate and not native.template,
+        context=native.context,
+        returns_tokens=True,
+    )
+
+
+def _content(request: CheckedRequest, native: GenerateRequest) -> str | PromptRequest:
+    model = request.model
+    if not (native.suffix or native.template or model.messages) and continues_texts(model):
+        return "\n\n".join(text for text in (native.system or model.system, native.prompt) if text)
+    source = source_of(model, native.template)
+    if native.suffix:
+        return PromptRequest(source, think=request.think, prefix=native.prompt, suffix=native.suffix)
+    prompt = [{"role": "user", "content": native.prompt}]
+    turns = assemble(model, prompt, native.system, with_messages=not native.context)
+    return PromptRequest(source, turns, think=request.think)
+
+
+def _output(
+    request: CheckedRequest,
+    written: OutputFormat,
+    turns: Sequence[Turn] = (),
+    ending: Ending = Ending.ANSWER,
+    tools: Sequence[dict[str, Any]] = (),
+) -> Output:
+    begun = begun_text(turns, ending, written.tags)
+    may_think = not begun or written.tags.are_open_in("", begun)
+    return Output(
+        written,
+        begun,
+        tools,
+        has_thinking=may_think and (bool(request.think) or written.is_harmony),
+        is_final_message=written.is_harmony and request.grammar is not None,
+    )
