@@ -19,7 +19,7 @@ import pytest
 
 from puna import wire
 from puna.llm.runner import Runner
-from puna.server.placing.scheduler import launch_runner
+from puna.server.placing.loading import launch_runner
 from puna.store.recipe import Recipe
 from tests.patience import wait_until
 from tests.tiny import CORPUS, write_bert, write_llama
@@ -167,7 +167,7 @@ def test_a_client_that_leaves_stops_the_work(live: Serving) -> None:
     ok(live.post("/api/embed", {"model": "bert"}))
     path = live.store.get("bert").model_path
     assert path is not None
-    process = live.scheduler._loaded[path].runner
+    process = live.scheduler.models[path].runner
     texts = [CORPUS[:250]] * 4000
     body = json.dumps({"model": "bert", "input": texts}).encode()
 

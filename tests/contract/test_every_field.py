@@ -191,7 +191,7 @@ def seen(live: Live, path: str, body: dict[str, Any]) -> dict[str, Any]:
     told = [lasting(live.completions(script)[before[name] :]) for name, script in live.scripts.items()]
     for request in (request for requests in told for request in requests):
         del request["request_id"]
-    stays = [loaded.keep_alive for loaded in live.scheduler._loaded.values() if loaded.model.model_path == plain(live)]
+    stays = [loaded.keep_alive for loaded in live.scheduler.models.values() if loaded.model.model_path == plain(live)]
     is_json = reply.headers["content-type"].startswith("application/json")
     answer = lasting(reply.json()) if is_json else reply.text.count("usage")
     return {"status": reply.status_code, "answer": answer, "is_json": is_json, "told": told, "stays": stays}
@@ -440,7 +440,7 @@ def test_fields_of_embeddings_are_done_or_refused(vectors: Serving, path: str) -
 
     def found(body: dict[str, Any]) -> Any:
         reply = vectors.post(path, body)
-        stays = [loaded.keep_alive for loaded in vectors.scheduler._loaded.values()]
+        stays = [loaded.keep_alive for loaded in vectors.scheduler.models.values()]
         return reply.status_code, {k: v for k, v in lasting(reply.json()).items() if k != "id"}, stays
 
     first = found({**body, "keep_alive": 300} if "keep_alive" in samples else body)

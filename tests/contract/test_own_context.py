@@ -47,7 +47,7 @@ def native(live: Serving) -> Iterator[ollama.Client]:
 
 
 def starts(live: Serving) -> list[int]:
-    return [runner.pid for _, runner in live.scheduler.runners()]
+    return [runner.pid for _, runner in live.scheduler.models.runners()]
 
 
 def ask(native: ollama.Client, prompt: str, *, n_ctx: int = OWN, **more: Any) -> ollama.GenerateResponse:

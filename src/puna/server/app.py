@@ -42,7 +42,8 @@ from puna.server.http.request_id import RequestIds
 from puna.server.log import log_to_stderr
 from puna.server.metrics import Metrics
 from puna.server.pipeline import Pipeline
-from puna.server.placing.scheduler import Launch, Scheduler
+from puna.server.placing.loading import Launch
+from puna.server.placing.scheduler import Scheduler
 from puna.settings import Settings, without_effect
 from puna.store.store import Store
 
@@ -114,7 +115,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
             Exception: errors.on_error,
         },
     )
-    app.state.pipeline = Pipeline(settings, store, scheduler, Metrics(scheduler, launcher.spare), renderers)
+    app.state.pipeline = Pipeline(settings, store, scheduler, Metrics(scheduler.models, launcher.spare), renderers)
     return app
 
 

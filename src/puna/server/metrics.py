@@ -1,6 +1,6 @@
 """What the server counts and measures, as Prometheus reads it at ``GET /metrics``.
 
-Knows generations and the scheduler, no API. Labels are names of stored models, up to a number; files have one label for all,
+Knows generations and the loaded models, no API. Labels are names of stored models, up to a number; files have one label for all,
 since whoever reads numbers need not learn where they lie.
 """
 
@@ -21,7 +21,7 @@ from puna.errors import PunaError
 from puna.llm.runner import Runner
 from puna.llm.spare import Spare
 from puna.server.placing.loaded import Loadable
-from puna.server.placing.scheduler import Scheduler
+from puna.server.placing.table import LoadedModels
 from puna.store.models.model import StoredModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,7 +52,7 @@ class _Labels:
 class Metrics:
     """One server's numbers. May be written from one event loop only."""
 
-    def __init__(self, scheduler: Scheduler, spare: Spare | None = None) -> None:
+    def __init__(self, models: LoadedModels, spare: Spare | None = None) -> None:
         self._registry = registry = CollectorRegistry()
         self._labels = _Labels()
         model = ["model"]
@@ -104,14 +104,14 @@ class Metrics:
             registry=registry,
             buckets=_SECONDS,
         )
-        self._models = _LoadedModels(scheduler, self._labels)
-        registry.register(self._models)
+        self._runners = _RunnerHealth(models, self._labels)
+        registry.register(self._runners)
         idle = Gauge("puna_spare_runner_bytes", "Memory of the idle runner that waits for the next load.", registry=registry)
         idle.set_function(lambda: spare.private_bytes if spare else 0)
         ProcessCollector(registry=registry)  # of the server's process: memory, processor time, open files
 
     async def text(self) -> bytes:
-        await self._models.look()
+        await self._runners.look()
         return generate_latest(self._registry)
 
     @contextmanager
@@ -194,17 +194,17 @@ class Generation:
             metrics.duration.labels(model).observe(time.monotonic() - self._began)
 
 
-class _LoadedModels(Collector):
-    """Read from the scheduler and from the runners when asked for."""
+class _RunnerHealth(Collector):
+    """Read from the loaded models and from their runners when asked for."""
 
-    def __init__(self, scheduler: Scheduler, labels: _Labels) -> None:
-        self._scheduler = scheduler
+    def __init__(self, models: LoadedModels, labels: _Labels) -> None:
+        self._loaded = models
         self._labels = labels
         self._healths: list[tuple[str, wire.Health]] = []
 
     async def look(self) -> None:
         """Ask the runners how they are; what does not answer soon is left out."""
-        asked = self._scheduler.runners()
+        asked = self._loaded.runners()
         found = await asyncio.gather(*(self._health(runner) for _, runner in asked))
         names = [self._labels.of(model) for model, _ in asked]
         self._healths = [(name, health) for name, health in zip(names, found, strict=True) if health is not None]
@@ -223,7 +223,7 @@ class _LoadedModels(Collector):
     def collect(self) -> Iterator[Metric]:
         count = GaugeMetricFamily("puna_models_loaded", "Models that take memory.")
         memory = GaugeMetricFamily("puna_model_memory_bytes", "Memory of a loaded model.", labels=["model", "device"])
-        running = self._scheduler.running()
+        running = self._loaded.running()
         count.add_metric([], len(running))
         taken: Counted[tuple[str, str]] = Counted()
         for item in running:

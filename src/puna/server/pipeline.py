@@ -98,7 +98,7 @@ class Pipeline:
     async def unload(self, caller: Caller, name: str) -> None:
         """Errors: what opening the model raises; Forbidden when somebody has pinned it and the caller may not."""
         model = await open_model(self.store, caller, name)
-        if not caller.may_manage and self.scheduler.is_pinned(model.model_path):
+        if not caller.may_manage and self.scheduler.models.is_pinned(model.model_path):
             raise Forbidden(
                 f"forbidden: {model.name} was asked to stay; to unload it needs an API key that is good for management"
             )

@@ -92,6 +92,6 @@ class Live:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         await self.server.serve(sockets=[self.listener])
-        assert not self.scheduler._loaded
+        assert not self.scheduler.models
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left, left

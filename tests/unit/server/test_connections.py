@@ -148,7 +148,7 @@ def test_who_reads_nothing_does_not_hold_a_model(tmp_path: Path) -> None:
     with live.running(), connected(live) as deaf:
         deaf.sendall(b"POST /api/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         wait_until(lambda: [event for event in events(script) if event[0] == "complete"])
-        wait_until(lambda: not live.scheduler._loaded[live.store.get("flood").model_path].n_users)
+        wait_until(lambda: not live.scheduler.models[live.store.get("flood").model_path].n_users)
         assert live.client.get("/").status_code == 200
 
 

@@ -76,7 +76,7 @@ def test_the_next_loads_leave_the_library_alone_for_a_while(place: Live, monkeyp
         ask(place, "second")
         assert (starts(place, first), starts(place, second)) == (2, 1)
         assert commits(second) == [["Vulkan1"]]
-        admission = place.scheduler._admission
+        admission = place.scheduler.admission
         now = admission.quarantine.clock() + quarantine.QUARANTINE_S
         monkeypatch.setattr(admission.quarantine, "clock", lambda: now)
         ask(place, "third")
@@ -93,10 +93,10 @@ def test_layers_that_were_asked_for_are_tried_and_the_error_says_where(place: Li
         )
         assert starts(place, script) == 1
         assert ask(place, "m", num_gpu=0) == "Hello world"
-        place.scheduler._admission.quarantine.add(["CUDA"])
+        place.scheduler.admission.quarantine.add(["CUDA"])
         ask(place, "sound", num_gpu=4)
         assert commits(sound) == [["CUDA0"]]
-        assert not place.scheduler._admission.quarantine.libraries()  # what has loaded a model is trusted again
+        assert not place.scheduler.admission.quarantine.libraries()  # what has loaded a model is trusted again
 
 
 def test_a_process_that_others_end_says_nothing_of_gpus(place: Live) -> None:
@@ -104,7 +104,7 @@ def test_a_process_that_others_end_says_nothing_of_gpus(place: Live) -> None:
     script = place.add("m", **CRASHES | {"crash_on": {"CUDA0": signal.SIGKILL}})
     with place.running():
         assert "signal SIGKILL" in ask(place, "m", status=500)
-        assert not place.scheduler._admission.quarantine.libraries()
+        assert not place.scheduler.admission.quarantine.libraries()
     assert starts(place, script) == 1
 
 
@@ -124,7 +124,7 @@ def test_the_main_gpu_keeps_its_number_while_others_are_left_alone(place: Live) 
     script = place.add("m", needs=GIB, layers=3)
     place.machine.devices.append(gpu("Vulkan2", 8 * GIB, library="Vulkan"))
     with place.running():
-        place.scheduler._admission.quarantine.add(["CUDA"])
+        place.scheduler.admission.quarantine.add(["CUDA"])
         ask(place, "m", main_gpu=2)
         assert commits(script) == [["Vulkan2"]]
         ask(place, "m", main_gpu=0)

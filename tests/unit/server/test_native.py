@@ -401,10 +401,10 @@ def test_a_client_that_leaves_stops_the_work(empty: Live, script: dict[str, Any]
             client.sendall(head.encode() + body)
             wait_until(lambda: any(event[0] == ("/load" if "load_s" in script else "complete") for event in empty.events(path)))
         if "load_s" in script:
-            wait_until(lambda: not empty.scheduler._loaded)
+            wait_until(lambda: not empty.scheduler.models)
         else:
             wait_until(lambda: any(event[0] == "cancelled" for event in empty.events(path)))
-            wait_until(lambda: [loaded.n_users for loaded in empty.scheduler._loaded.values()] == [0])
+            wait_until(lambda: [loaded.n_users for loaded in empty.scheduler.models.values()] == [0])
 
 
 def test_a_client_that_leaves_the_queue(tmp_path: Path) -> None:
@@ -414,10 +414,10 @@ def test_a_client_that_leaves_the_queue(tmp_path: Path) -> None:
     with empty.running():
         loading = threading.Thread(target=empty.post, args=("/api/generate", {"model": "slow", "prompt": "x"}))
         loading.start()
-        wait_until(lambda: empty.scheduler._loaded)
+        wait_until(lambda: empty.scheduler.models)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{empty.url}/api/generate", json={"model": "other", "prompt": "x"}, timeout=0.2)
-        wait_until(lambda: not empty.scheduler._queue)
+        wait_until(lambda: not empty.scheduler.queue)
         loading.join()
 
 
@@ -428,7 +428,7 @@ def test_a_full_queue_answers_503(tmp_path: Path) -> None:
     live.add("third")
     with live.running():
         threads = []
-        for name, condition in (("slow", lambda: live.scheduler._loaded), ("other", lambda: live.scheduler._queue)):
+        for name, condition in (("slow", lambda: live.scheduler.models), ("other", lambda: live.scheduler.queue)):
             threads.append(threading.Thread(target=live.post, args=("/api/generate", {"model": name, "prompt": "x"})))
             threads[-1].start()
             wait_until(condition)

@@ -356,7 +356,7 @@ def test_random_loads_never_take_more_than_there_is() -> None:
         async with asyncio.timeout(10):
             results = await asyncio.gather(*tasks, return_exceptions=True)
         assert not [result for result in results if isinstance(result, Exception)]
-        assert not world.scheduler._queue
+        assert not world.scheduler.queue
 
     play(scenario, max_loaded_models=4)
 
@@ -388,7 +388,7 @@ def test_a_context_that_nobody_asked_for_follows_the_memory_of_gpus(
         world.machine.devices = [gpu(f"CUDA{number}", size * GIB) for number, size in enumerate(gpus)]
         await world.touch(A, automatic(n_ctx_train))
         assert world.loads == [("a", expected)]
-        assert world.scheduler.running()[0].n_ctx == expected
+        assert world.scheduler.models.running()[0].n_ctx == expected
 
     play(scenario, num_parallel=1)
 

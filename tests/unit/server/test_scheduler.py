@@ -140,7 +140,7 @@ class World:
 
     @property
     def states(self) -> dict[str, State]:
-        return {path.name: loaded.state for path, loaded in self.scheduler._loaded.items()}
+        return {path.name: loaded.state for path, loaded in self.scheduler.models.items()}
 
     async def touch(self, model: Model, wanted: WantedLoad = DEFAULT, keep_alive: float | None = None) -> None:
         async with self.scheduler.acquire(model, wanted, keep_alive):
@@ -605,13 +605,13 @@ def test_running_lists_what_is_loaded_longest_first() -> None:
         await world.touch(A, keep_alive=50)
         await world.touch(B, keep_alive=100)
         async with world.user(C, n_ctx(2048), keep_alive=70):
-            found = world.scheduler.running()
+            found = world.scheduler.models.running()
             assert [item.model for item in found] == [B, C, A]
             assert found[1].n_ctx == 2048
             assert found[1].seconds_left == 70
             assert 99 < found[0].seconds_left <= 100
             world.scheduler.unload(C.model_path)
-            assert [(item.model, item.is_closing) for item in world.scheduler.running()][-1] == (C, True)
+            assert [(item.model, item.is_closing) for item in world.scheduler.models.running()][-1] == (C, True)
 
     play(scenario)
 
@@ -657,7 +657,7 @@ def test_random_comings_and_goings_leave_nothing_behind() -> None:
             keep_alive = random_source.choice([None, 0.0, 0.01, 100.0])
             async with world.scheduler.acquire(random_source.choice([A, B, C, D]), wanted, keep_alive) as loaded:
                 assert loaded.options.n_ctx >= wanted.options.n_ctx
-                assert len(world.scheduler._loaded) <= 2
+                assert len(world.scheduler.models) <= 2
                 await asyncio.sleep(random_source.random() * 0.01)
 
         tasks = [asyncio.create_task(visitor()) for _ in range(200)]
@@ -671,7 +671,7 @@ def test_random_comings_and_goings_leave_nothing_behind() -> None:
         async with asyncio.timeout(10):
             results = await asyncio.gather(*tasks, return_exceptions=True)
         assert not [result for result in results if isinstance(result, Exception)]
-        assert not world.scheduler._queue
-        assert all(loaded.n_users == 0 for loaded in world.scheduler._loaded.values())
+        assert not world.scheduler.queue
+        assert all(loaded.n_users == 0 for loaded in world.scheduler.models.values())
 
     play(scenario, max_loaded_models=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -46,6 +47,27 @@ class Loaded:
     idle_until: float = FOREVER  # in the loop's clock, while idle
     task: asyncio.Task[Runner] | None = None
     timer: asyncio.TimerHandle | None = None
+
+    def start_idling(self, expire: Callable[[Loaded], None]) -> None:
+        """*expire* is called when its time is over, unless somebody uses it before."""
+        loop = asyncio.get_running_loop()
+        self.stop_timer()
+        self.idle_until = loop.time() + self.keep_alive
+        if self.keep_alive < FOREVER:
+            self.timer = loop.call_later(self.keep_alive, expire, self)
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def running(self, now: float) -> Running:
+        """*now*: in the loop's clock."""
+        is_busy = self.n_users > 0 or self.state is State.LOADING
+        left = self.keep_alive if is_busy else max(0.0, self.idle_until - now)
+        is_closing = self.state in (State.DRAINING, State.CLOSING)
+        memory = self.reply.memory if self.reply else None
+        return Running(self.model, memory, self.n_ctx, 0.0 if is_closing else left, is_closing)
 
     @property
     def is_on_gpus(self) -> bool:

@@ -99,7 +99,7 @@ def _engine(pipeline: Pipeline, model: StoredModel) -> Choice | None:
     """What runs a loaded model; else what will, as far as its file tells."""
     if model.weights_path is None or model.file is None:
         return None
-    reply = pipeline.scheduler.reply_of(model.weights_path)
+    reply = pipeline.scheduler.models.reply_of(model.weights_path)
     if reply is not None and reply.engine:
         return Choice(cast(EngineName, reply.engine), reply.engine_reason)
     from puna.model.look import engine_at  # with all architectures: a server nobody asks for that starts without them

@@ -31,7 +31,7 @@ async def version(_: Request) -> Response:
 
 
 async def ps(request: Request) -> Response:
-    running = Pipeline.of(request).scheduler.running()
+    running = Pipeline.of(request).scheduler.models.running()
     return respond(PsReply(models=[_running_model(model) for model in running]))
 
 
