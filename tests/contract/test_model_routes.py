@@ -22,8 +22,9 @@ import pytest
 
 from puna.api.client import Client
 from puna.errors import PunaError, SourceError
-from puna.server.app import create_app, make_server
+from puna.server.app import create_app
 from puna.server.placing.scheduler import Scheduler
+from puna.server.process.serve import make_server
 from puna.settings import Settings, parse_address
 from puna.store.progress import Progress, Report
 from puna.store.recipe import Recipe

@@ -24,8 +24,9 @@ import uvloop
 from puna.llm.discovery import Machine
 from puna.llm.launch import Launcher
 from puna.llm.runner import Runner
-from puna.server.app import create_app, make_server
+from puna.server.app import create_app
 from puna.server.placing.scheduler import Scheduler
+from puna.server.process.serve import make_server
 from puna.settings import Address, Settings
 from puna.store.store import Store
 from tests.patience import PATIENCE_S

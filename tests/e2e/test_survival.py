@@ -141,7 +141,7 @@ import os
 from pathlib import Path
 from puna.llm.launch import Launcher
 from puna.llm.runner import Runner
-from puna.server.app import serve
+from puna.server.process.serve import serve
 from puna.settings import load
 
 async def start(path: Path) -> Runner:

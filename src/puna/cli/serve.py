@@ -27,11 +27,11 @@ def serve(
 ) -> None:
     """Start the server."""
     if fd < 0:
-        from puna.server.app import serve as run_server
+        from puna.server.process.serve import serve as run_server
 
         run_server(load())
         return
-    from puna.server import private
+    from puna.server.process import private
 
     threading.Thread(target=_stop_at_end_of_input, daemon=True).start()
     with socket.socket(fileno=fd) as listener:

@@ -45,9 +45,9 @@ def serve(settings: Settings, sock: socket.socket, *, expects_model: bool) -> No
         time.sleep(1)
 
 
-module = types.ModuleType("puna.server.private")
+module = types.ModuleType("puna.server.process.private")
 module.serve = serve  # type: ignore[attr-defined]
-sys.modules["puna.server.private"] = module
+sys.modules["puna.server.process.private"] = module
 serve_command._GRACE_S = 1.0
 private_server.SERVE_COMMAND = (sys.executable, __file__, "serve")
 main()

@@ -15,8 +15,9 @@ import httpx
 import uvloop
 
 from puna.llm.runner import Runner
-from puna.server.app import create_app, make_server
+from puna.server.app import create_app
 from puna.server.placing.scheduler import Scheduler
+from puna.server.process.serve import make_server
 from puna.settings import Address, Settings
 from puna.store.recipe import Recipe
 from puna.store.store import Store

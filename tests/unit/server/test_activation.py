@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from puna.errors import PunaError
-from puna.server.http import activation
+from puna.server.process import activation
 from puna.settings import Address, Settings
 from tests.patience import PATIENCE_S
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from puna.server.http import protocol
-from puna.server.http.connections import Connections, Limits
+from puna.server.process import protocol
+from puna.server.process.connections import Connections, Limits
 from tests.patience import PATIENCE_S as LONG_S
 from tests.patience import wait_until
 from tests.unit.llm.scripted import events

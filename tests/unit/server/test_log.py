@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from puna.server.log import JSONLines
+from puna.server.process.log import JSONLines
 from puna.settings import load
 from tests.e2e.test_first_light import serving
 from tests.patience import wait_until

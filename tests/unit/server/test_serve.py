@@ -23,7 +23,7 @@ from tests.unit.llm.scripted import events, fake_command, write_script
 
 SERVE = """
 from puna.llm.runner import Runner
-from puna.server.app import serve
+from puna.server.process.serve import serve
 from puna.settings import load
 from tests.patience import PATIENCE_S, wait_until
 
@@ -110,14 +110,14 @@ def test_a_killed_server_leaves_no_runner(tmp_path: Path, model: str) -> None:
 def test_the_address_is_taken(tmp_path: Path, model: str) -> None:
     with serving(tmp_path, write_script(tmp_path, "script")) as (_, client):
         environ = {**os.environ, "OLLAMA_HOST": str(client.base_url)}
-        code = "from puna.settings import load; from puna.server.app import serve; serve(load())"
+        code = "from puna.settings import load; from puna.server.process.serve import serve; serve(load())"
         second = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
         assert second.returncode != 0
         assert f"listen tcp 127.0.0.1:{client.base_url.port}: Address already in use" in second.stderr
 
 
 def test_the_server_never_imports_the_engine() -> None:
-    code = "import sys, puna.server.app; print([name for name in sys.modules if name.startswith('puna.')])"
+    code = "import sys, puna.server.process.serve; print([name for name in sys.modules if name.startswith('puna.')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     rooms = {name.split(".")[1] for name in ast.literal_eval(found)}
     assert rooms.isdisjoint({"native", "ml", "nn", "kvcache", "model", "runner", "sample", "tokenizer"})

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from puna.server.http.bodies import json_response
+from puna.server.http.replies import json_response
 from puna.server.metrics import CONTENT_TYPE
 from puna.server.pipeline import Pipeline
 

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from puna import __version__
 from puna.api import anthropic, embed, generate, models, openai, rerank, responses
-from puna.server.http.bodies import EVENT_STREAM, NDJSON, json_response
+from puna.server.http.replies import EVENT_STREAM, NDJSON, json_response
 
 _REF = "#/components/schemas/{model}"
 _JSON, _TEXT = "application/json", "text/plain"

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from puna.api import go_json
 from puna.server.answering.embedding import Embedded
-from puna.server.http.bodies import json_response
 from puna.server.http.errors import JSON_CONTENT_TYPE
+from puna.server.http.replies import json_response
 
 _WRITE_ASIDE = 1 << 16  # numbers; writing more than that as JSON would keep other requests waiting
 

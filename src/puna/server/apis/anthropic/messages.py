@@ -24,9 +24,10 @@ from puna.prompt.output import Call, Part, Thought, joined
 from puna.server.answering.parts import Finished, Logprobs, Parts
 from puna.server.apis.forced_call import forcing
 from puna.server.checking.request import InferenceRequest
-from puna.server.http.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.http.bodies import checked, read_json
 from puna.server.http.caller import Caller
 from puna.server.http.errors import anthropic_body
+from puna.server.http.replies import EVENT_STREAM, Stream, json_response
 from puna.server.pipeline import Pipeline
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}

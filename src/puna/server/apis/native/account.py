@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from puna.server.http.bodies import json_response
+from puna.server.http.replies import json_response
 
 
 async def status(_: Request) -> Response:

@@ -12,8 +12,9 @@ from puna.api.generate import ChatReply, ChatRequest, ReplyMessage
 from puna.errors import BadRequest
 from puna.server.apis.native.reply import answer, now, respond
 from puna.server.checking.request import InferenceRequest
-from puna.server.http.bodies import json_response, read_json
+from puna.server.http.bodies import read_json
 from puna.server.http.caller import Caller
+from puna.server.http.replies import json_response
 from puna.server.pipeline import Pipeline
 
 

@@ -13,8 +13,9 @@ from puna.api.embed import EmbeddingsRequest, EmbedRequest
 from puna.errors import BadRequest
 from puna.server.apis.vectors import respond, warnings_of
 from puna.server.checking.request import EmbeddingRequest
-from puna.server.http.bodies import json_response, read_json
+from puna.server.http.bodies import read_json
 from puna.server.http.caller import Caller
+from puna.server.http.replies import json_response
 from puna.server.pipeline import Pipeline
 
 

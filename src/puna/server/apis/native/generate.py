@@ -11,8 +11,9 @@ from starlette.routing import Route
 from puna.api.generate import GenerateReply, GenerateRequest
 from puna.server.apis.native.reply import answer, now, respond
 from puna.server.checking.request import InferenceRequest
-from puna.server.http.bodies import json_response, read_json
+from puna.server.http.bodies import read_json
 from puna.server.http.caller import Caller
+from puna.server.http.replies import json_response
 from puna.server.pipeline import Pipeline
 
 

@@ -30,9 +30,10 @@ from puna.api.models import (
 from puna.engines import Choice, EngineName
 from puna.errors import BadRequest, InvalidName, NotFound, TemplateError
 from puna.prompt.gotemplate import GoTemplate
-from puna.server.http.bodies import NDJSON, Stream, json_response, read_json
+from puna.server.http.bodies import read_json
 from puna.server.http.caller import Caller
 from puna.server.http.errors import describe, native_body
+from puna.server.http.replies import NDJSON, Stream, json_response
 from puna.server.pipeline import Pipeline
 from puna.store.disk import space
 from puna.store.disk.blobs import BlobWriter, parse_digest

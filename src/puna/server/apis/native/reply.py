@@ -16,8 +16,8 @@ from puna.prompt.output import Call, Thought
 from puna.server.answering.parts import Finished, Logprobs, Parts
 from puna.server.apis.gathering import gather
 from puna.server.apis.logprobs import reply_logprob
-from puna.server.http.bodies import NDJSON, Stream
 from puna.server.http.errors import JSON_CONTENT_TYPE, native_body
+from puna.server.http.replies import NDJSON, Stream
 from puna.wire import TokenLogprob
 
 

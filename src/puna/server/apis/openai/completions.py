@@ -15,8 +15,9 @@ from puna.server.answering.parts import AnswerPart, Finished, Logprobs
 from puna.server.apis.gathering import gather_choices
 from puna.server.apis.openai.shape import DEFAULTS, Shape, chunks, end_of, stream_of
 from puna.server.checking.request import InferenceRequest
-from puna.server.http.bodies import checked, json_response, read_json
+from puna.server.http.bodies import checked, read_json
 from puna.server.http.caller import Caller
+from puna.server.http.replies import json_response
 from puna.server.pipeline import Pipeline
 from puna.wire import TokenLogprob
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from puna.errors import InvalidName, NotFound
-from puna.server.http.bodies import json_response
+from puna.server.http.replies import json_response
 from puna.server.pipeline import Pipeline
 from puna.store.models.model import StoredModel
 from puna.store.names import Name

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from puna.server.apis.openai.usage import prompt_usage
 from puna.server.apis.ranking import ranked, results
 from puna.server.apis.vectors import warnings_of
-from puna.server.http.bodies import json_response
+from puna.server.http.replies import json_response
 
 
 async def rerank(request: Request) -> Response:

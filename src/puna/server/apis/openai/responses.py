@@ -28,8 +28,9 @@ from puna.server.answering.parts import AnswerPart, Finished, Logprobs, Parts
 from puna.server.apis.forced_call import forcing
 from puna.server.apis.openai.shape import DEFAULTS
 from puna.server.checking.request import InferenceRequest
-from puna.server.http.bodies import EVENT_STREAM, Stream, checked, json_response, read_json
+from puna.server.http.bodies import checked, read_json
 from puna.server.http.caller import Caller
+from puna.server.http.replies import EVENT_STREAM, Stream, json_response
 from puna.server.pipeline import Pipeline
 
 Event = dict[str, Any]

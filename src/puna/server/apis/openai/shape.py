@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from puna.api import go_json
 from puna.server.answering.parts import AnswerPart, Choices, Finished
 from puna.server.apis.openai.usage import usage_of, warnings_of
-from puna.server.http.bodies import EVENT_STREAM, Stream
 from puna.server.http.errors import openai_body
+from puna.server.http.replies import EVENT_STREAM, Stream
 
 FINGERPRINT = "fp_ollama"
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0}  # of OpenAI's API, where neither the request nor the model says anything

@@ -16,7 +16,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from puna.server.http.connections import LINGER_S, Connections
+from puna.server.process.connections import LINGER_S, Connections
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 128

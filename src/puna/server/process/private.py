@@ -18,7 +18,7 @@ from puna.settings import Settings
 
 
 def serve(settings: Settings, listener: socket.socket, *, expects_model: bool) -> None:
-    """As puna.server.app.serve, on this socket. The spare that *expects_model* asks for is the only one."""
+    """As puna.server.process.serve.serve, on this socket. The spare that *expects_model* asks for is the only one."""
     uvloop.run(_serve(settings, listener, has_spare=expects_model and settings.warm_spare))
 
 
@@ -26,6 +26,6 @@ async def _serve(settings: Settings, listener: socket.socket, *, has_spare: bool
     launcher = Launcher(Spare(refill=False) if has_spare else None, machine=Machine())
     launcher.open()
     await asyncio.sleep(0)  # the process is there after the first step of the task that starts it
-    from puna.server.app import serve_on
+    from puna.server.process.serve import serve_on
 
     await serve_on(listener, settings, launcher)
