@@ -66,7 +66,7 @@ class Pipeline:
                 for generation in seen:
                     generation.placed()
                 prompt = await prompt_for(place, planned, self.renderers)
-                async with aclosing(answers(place, planned, prompt, seen)) as parts:
+                async with aclosing(answers(prompt, seen)) as parts:
                     async for numbered in parts:
                         yield numbered
 

@@ -15,13 +15,11 @@ from puna.server.answering.fitting import Prompt
 from puna.server.answering.interleaved import interleaved
 from puna.server.answering.parts import Choices, Finished, Logprobs, Parts
 from puna.server.metrics import Generation
-from puna.server.placing.loaded import Place
-from puna.server.prompting.plan import PromptPlan
 
 log = logging.getLogger(__name__)
 
 
-async def answers(place: Place, plan: PromptPlan, prompt: Prompt, seen: Sequence[Generation]) -> Choices:
+def answers(prompt: Prompt, seen: Sequence[Generation]) -> Choices:
     """As many answers to the prompt as there are *seen*, their parts with the answers' numbers as they come.
 
     Each ends with its own Finished. The prompt is computed once: the runner has the others wait for the first of several
@@ -30,18 +28,14 @@ async def answers(place: Place, plan: PromptPlan, prompt: Prompt, seen: Sequence
     Errors: RunnerDied; what the runner reports, as the error of its status.
     """
     for warning in prompt.warnings:
-        log.warning("%s: %s", plan.request.model.name, warning)
-    streams = [_answer(place, plan, prompt, number, generation) for number, generation in enumerate(seen)]
-    async with aclosing(interleaved(streams)) as parts:
-        async for numbered in parts:
-            yield numbered
+        log.warning("%s: %s", prompt.plan.request.model.name, warning)
+    return interleaved([_answer(prompt, number, generation) for number, generation in enumerate(seen)])
 
 
-async def _answer(place: Place, plan: PromptPlan, prompt: Prompt, number: int, seen: Generation) -> Parts:
+async def _answer(prompt: Prompt, number: int, seen: Generation) -> Parts:
     """Thinking, text and tool calls, with logprobs if the request asks for them, then exactly one Finished."""
-    parser = _parser(plan, prompt.text)
-    request = completion_request(plan, prompt.text, place.n_ctx, number)
-    async with aclosing(place.runner.complete(request)) as replies:
+    parser = _parser(prompt)
+    async with aclosing(prompt.place.runner.complete(completion_request(prompt, number))) as replies:
         async for reply in replies:
             if isinstance(reply, wire.Piece):
                 seen.piece()
@@ -55,24 +49,25 @@ async def _answer(place: Place, plan: PromptPlan, prompt: Prompt, number: int, s
                 for part in parser.finish() if parser else ():
                     yield part
                 seen.done(reply)
-                yield _finished(place, plan, prompt, reply)
+                yield _finished(prompt, reply)
 
 
-def _parser(plan: PromptPlan, prompt: str) -> Parser | None:
+def _parser(prompt: Prompt) -> Parser | None:
     """None where there is nothing to tell apart."""
-    output = plan.output
+    output, think = prompt.plan.output, bool(prompt.plan.request.think)
     if output.format is None:
         return None
-    return output.format.parser(prompt, think=bool(plan.request.think), tools=output.tools, begun=output.begun)
+    return output.format.parser(prompt.text, think=think, tools=output.tools, begun=output.begun)
 
 
-def _finished(place: Place, plan: PromptPlan, prompt: Prompt, done: wire.Done) -> Finished:
-    n_tokens_cut = prompt.n_tokens_cut + done.truncated_count
-    if n_tokens_cut or prompt.n_messages_cut:
+def _finished(prompt: Prompt, done: wire.Done) -> Finished:
+    place, plan, n_messages_cut = prompt.place, prompt.plan, prompt.fitted.n_messages_cut
+    n_tokens_cut = prompt.fitted.n_tokens_cut + done.truncated_count
+    if n_tokens_cut or n_messages_cut:
         log.warning(
             "the prompt did not fit the context of %d tokens: %d messages were left out, at least %d tokens in all",
-            *(place.n_ctx, prompt.n_messages_cut, n_tokens_cut),
+            *(place.n_ctx, n_messages_cut, n_tokens_cut),
         )
     total_ns = time.monotonic_ns() - plan.request.caller.began_ns
     warnings = [*plan.warnings, *prompt.warnings]
-    return Finished(done, place.load_ns, total_ns, prompt.n_messages_cut, n_tokens_cut, warnings)
+    return Finished(done, place.load_ns, total_ns, n_messages_cut, n_tokens_cut, warnings)

@@ -6,6 +6,7 @@ from typing import Any
 
 from puna import wire
 from puna.server.answering.constraint import grammar_for, thinking_for
+from puna.server.answering.fitting import Prompt
 from puna.server.http import request_id
 from puna.server.prompting.plan import PromptPlan
 
@@ -14,25 +15,26 @@ _INT64 = 1 << 63
 _MAX_CONTEXTS = 10  # an answer without a limit of its own ends after so many contexts' worth of tokens
 
 
-def completion_request(plan: PromptPlan, prompt: str, n_ctx: int, number: int = 0) -> wire.CompletionRequest:
-    """*n_ctx* is what the request may have, not what the runner has; *number*: which of several answers to the prompt it is."""
+def completion_request(prompt: Prompt, number: int = 0) -> wire.CompletionRequest:
+    """*number*: which of several answers to the prompt it is."""
+    plan, n_ctx = prompt.plan, prompt.place.n_ctx
     request, native, options = plan.request, plan.request.native, plan.request.options
     limit = _MAX_CONTEXTS * n_ctx
     fills = options.num_predict == wire.FILL_CONTEXT
     sampling: dict[str, Any] = {name: getattr(options, name) for name in wire.SamplingOptions.__struct_fields__}
     sampling["seed"] = _seed(options.seed, number)
     return wire.CompletionRequest(
-        prompt=prompt,
+        prompt=prompt.text,
         context=plan.context,
         sampling=wire.SamplingOptions(**sampling),
-        n_ctx=n_ctx,
+        n_ctx=n_ctx,  # what the request may have, not what the runner has
         n_predict=options.num_predict if 0 <= options.num_predict <= limit or fills else limit,
         n_keep=options.num_keep,
         min_tokens=options.min_tokens,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
-        grammar=grammar_for(plan, prompt),
-        thoughts=thinking_for(plan, prompt),
+        grammar=grammar_for(plan, prompt.text),
+        thoughts=thinking_for(plan, prompt.text),
         logprobs=native.logprobs,
         top_logprobs=native.top_logprobs,
         truncate=native.truncate,

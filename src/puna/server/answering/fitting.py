@@ -6,11 +6,13 @@ Source: product description "Truncation to context".
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from puna.prompt import harmony
+from puna.prompt.render import PromptRequest
 from puna.server.answering.rendering import Renderers
 from puna.server.placing.loaded import Place
 from puna.server.prompting.plan import PromptPlan
@@ -20,42 +22,54 @@ _SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """What the model reads, and what of the conversation is not in it."""
+class Fitted:
+    """A text, and what of the conversation is not in it."""
 
     text: str
     n_messages_cut: int = 0
     n_tokens_cut: int = 0  # of those messages; of so many that not even their tokens were counted, at least so many
-    warnings: list[str] = field(default_factory=list)  # what else of the request is not in it
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model reads at its place."""
+
+    place: Place
+    plan: PromptPlan
+    fitted: Fitted
+    warnings: list[str]  # what of the request is not in it, besides messages that were cut
+
+    @property
+    def text(self) -> str:
+        return self.fitted.text
 
 
 async def prompt_for(place: Place, plan: PromptPlan, renderers: Renderers) -> Prompt:
     """Errors: what rendering raises; RunnerDied."""
-    prompt = await _rendered(place, plan, renderers)
-    if plan.output.is_final_message and not harmony.is_within_message(prompt.text):
-        return replace(prompt, text=prompt.text + harmony.FINAL_BEGIN)  # made of control tokens, which no grammar describes
-    return prompt
-
-
-async def _rendered(place: Place, plan: PromptPlan, renderers: Renderers) -> Prompt:
-    content = plan.content
-    if isinstance(content, str):
-        return Prompt(content)
     warnings: dict[str, None] = {}
 
-    async def render(turns: list[Turn]) -> str:
+    async def render(content: PromptRequest, turns: list[Turn]) -> str:
         rendered = await renderers.render(msgspec.structs.replace(content, messages=turns))
         warnings.update(dict.fromkeys(rendered.warnings))
         return rendered.text
 
+    fitted = await _fitted(place, plan, render)
+    if plan.output.is_final_message and not harmony.is_within_message(fitted.text):
+        # made of control tokens, which no grammar describes
+        fitted = replace(fitted, text=fitted.text + harmony.FINAL_BEGIN)
+    return Prompt(place, plan, fitted, list(warnings))
+
+
+async def _fitted(place: Place, plan: PromptPlan, render: Callable[[PromptRequest, list[Turn]], Awaitable[str]]) -> Fitted:
+    content = plan.content
+    if isinstance(content, str):
+        return Fitted(content)
     if plan.is_cut_to_fit and content.messages:
-        fitting = await fit(content.messages, render, place)
-    else:
-        fitting = Prompt(await render(content.messages))
-    return replace(fitting, warnings=list(warnings))
+        return await fit(content.messages, partial(render, content), place)
+    return Fitted(await render(content, content.messages))
 
 
-async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str]], place: Place) -> Prompt:
+async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str]], place: Place) -> Fitted:
     """The prompt of the longest end of a conversation that fits the context, system messages and the last one kept.
 
     Each step of the search renders and counts once; that a shorter conversation never has more tokens makes it a bisection.
@@ -65,7 +79,7 @@ async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str
         return [message for number, message in enumerate(messages) if number >= begin or is_system(message)]
 
     if all(map(is_system, messages[:-1])):
-        return Prompt(await render(list(messages)))  # nothing may be left out, so there is nothing to count
+        return Fitted(await render(list(messages)))  # nothing may be left out, so there is nothing to count
 
     n_most = 0  # tokens of the longest that was tried and does not fit
 
@@ -82,7 +96,7 @@ async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str
     # A message is a token at least: of more messages than that the first cannot be kept, however many were sent.
     first = max(0, len(messages) - place.n_ctx)
     if first == 0 and (text := await rendered(0)):
-        return Prompt(text)
+        return Fitted(text)
     low, high, best = max(1, first), len(messages) - 1, ""
     while low < high:
         middle = (low + high) // 2
@@ -92,4 +106,4 @@ async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str
             low = middle + 1
     best = best or await render(kept(high))
     n_tokens_cut = n_most - len(await place.runner.tokenize(best)) if n_most > place.n_ctx else 0
-    return Prompt(best, len(messages) - len(kept(high)), n_tokens_cut)
+    return Fitted(best, len(messages) - len(kept(high)), n_tokens_cut)
