@@ -13,7 +13,7 @@ import pytest
 from puna.gguf.mixture import BASE
 from puna.gguf.quantise import KINDS
 from puna.gguf.reader import GGUFFile
-from puna.runner.quantise import quantise
+from puna.runner.process.quantise import quantise
 from tests import needs
 from tests.models.llama import write_mixtral
 from tests.models.table import ROWS
