@@ -15,11 +15,12 @@ override PROMPT :=
 endif
 export PROMPT QUESTION
 
-.PHONY: help run test explore check format docs bench clean FORCE
+.PHONY: help run native test explore check format docs bench clean FORCE
 
 help:
 	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
 	@echo 'make run PROMPT="..."     answer yours'
+	@echo 'make native               compile the tensor library for this CPU: faster than the prebuilt one'
 	@echo 'make test                 all tests, on all cores (ARGS="-k name" for some, JOBS=0 one after another)'
 	@echo 'make explore              tests that draw examples draw other ones (SEED=n: those of a run before)'
 	@echo 'make check                format, lint, types, imports'
@@ -31,34 +32,42 @@ help:
 .venv/.ready: FORCE
 	@$(PYTHON) tools/setup.py
 
+# In place of it for what tests and checks need beside.
+.PHONY: .venv/dev
+.venv/dev: FORCE
+	@$(PYTHON) tools/setup.py --dev
+
 run: .venv/.ready
 	@if [ -n "$$PROMPT" ]; then exec $(BIN)/puna run $(MODEL) -- "$$PROMPT" </dev/null; \
 	elif [ -t 0 ] && [ -t 1 ]; then exec $(BIN)/puna run $(MODEL); \
 	else exec $(BIN)/puna run $(MODEL) -- "$$QUESTION" </dev/null; fi
 
-test: .venv/.ready
+native: .venv/.ready
+	$(BIN)/puna native build $(ARGS)
+
+test: .venv/dev
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-explore: .venv/.ready
+explore: .venv/dev
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "The same examples once more: make explore SEED=$$seed"; \
 	$(BIN)/pytest -n $(JOBS) -m hypothesis --hypothesis-profile=explore --hypothesis-seed=$$seed $(ARGS)
 
-check: .venv/.ready
+check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: .venv/.ready
+format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: .venv/.ready
+docs: .venv/dev
 	$(BIN)/python -m tools.models_table
 	$(BIN)/python -m tools.manual
 
-bench: .venv/.ready
+bench: .venv/dev
 	$(BIN)/python -m bench.engine $(ARGS)
 	$(BIN)/python -m bench.first_token
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import itertools
 import math
 from collections import Counter
@@ -22,6 +21,7 @@ import numpy as np
 
 from puna.gguf.types import TensorType, ValueType
 from puna.gguf.writer import GGUFWriter
+from puna.native.library import opened
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types as GGUF numbers them
 
@@ -167,12 +167,7 @@ def wordpiece_vocabulary(n_merges: int = 120) -> Vocabulary:
 
 @functools.cache
 def ggml_base() -> ctypes.CDLL:
-    spec = importlib.util.find_spec("llama_cpp")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "lib"
-    path = next(folder / name for name in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll") if (folder / name).exists())
-    library = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(opened().paths["ggml-base"]))
     library.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
     library.ggml_quantize_chunk.argtypes = [

@@ -189,6 +189,12 @@ class Settings:
         "PUNA_BUILD_AHEAD", _boolean, False, "build the next step's graph while one is computed, for a GPU or a spare core"
     )
     kernels: bool = _setting("PUNA_KERNELS", _boolean, True, "multiply quantised matrices on the CPU with Puna's own products")
+    library: str = _setting(
+        "PUNA_LIBRARY",
+        str,
+        "auto",
+        "tensor library: auto (compiled for this CPU, else prebuilt), compiled, prebuilt, or a path",
+    )
     flash_attention: bool = _setting("OLLAMA_FLASH_ATTENTION", _boolean, True, "compute attention in one fused operation")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     host_cache: int | None = _setting(
@@ -239,8 +245,8 @@ UNSUPPORTED = {
     "OLLAMA_GO_TEMPLATE": "a template of the Modelfile counts, else the model file's own",
     "LLAMA_ARG_FIT": "every load is fitted to the memory",
     "LLAMA_ARG_FIT_TARGET": "OLLAMA_GPU_OVERHEAD leaves memory free",
-    "OLLAMA_LLM_LIBRARY": "the library that was compiled for this machine is used",
-    "OLLAMA_LIBRARY_PATH": "the library is part of the installation",
+    "OLLAMA_LLM_LIBRARY": "PUNA_LIBRARY",
+    "OLLAMA_LIBRARY_PATH": "PUNA_LIBRARY",
     "OLLAMA_TMPDIR": "TMPDIR",
     "OLLAMA_MAX_TRANSFER_STREAMS": "pip downloads, in one stream",
     "OLLAMA_NO_CLOUD": "there is no cloud",

@@ -1,4 +1,4 @@
-"""Every function, struct and constant that puna.native declares, against the headers of the installed library.
+"""Every function, struct and constant that puna.native declares, against the headers of the compiled library.
 
 A wrong letter in a table does not fail when it is written: it cuts an address to 32 bits or shifts every later argument,
 and crashes somewhere else. So the tables are not trusted.
@@ -10,7 +10,6 @@ import ctypes
 import importlib
 import pkgutil
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +19,15 @@ import pytest
 
 import puna.native
 from puna.gguf.types import TensorType, ValueType
-from puna.native.library import library_dir
+from puna.native import llama
 from puna.native.signature import LETTERS, split
+from tests import needs
 from tests.contract import c_headers
 from tests.contract.c_headers import Headers
 
 FILES = ("ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h", "gguf.h", "llama.h")
-INCLUDE = library_dir().parent.parent / "include"
+COMPILED = needs.compiled_library()
+INCLUDE = COMPILED.include or Path()
 HEADERS = c_headers.read(INCLUDE, FILES)
 MODULES = [importlib.import_module(f"puna.native.{info.name}") for info in pkgutil.iter_modules(puna.native.__path__)]
 C_NAME = re.compile(r"(ggml|gguf|llama|mtmd)_\w+")
@@ -43,12 +44,14 @@ def _tables() -> dict[str, str]:
 
 
 def _structs() -> dict[str, type[ctypes.Structure]]:
-    return {
+    """Those of the version that the headers are of."""
+    found = {
         name: value
         for module in MODULES
         for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, ctypes.Structure) and value is not ctypes.Structure
+        if isinstance(value, type) and issubclass(value, ctypes.Structure) and C_NAME.fullmatch(name)
     }
+    return {**found, **llama.structs_of(needs.version_of(COMPILED))}
 
 
 def _constants(module: ModuleType) -> dict[str, int]:
@@ -111,8 +114,7 @@ def test_pointers_with_a_declared_target_point_to_that(name: str) -> None:
 
 
 def test_structs_have_the_compilers_sizes_and_offsets(tmp_path: Path) -> None:
-    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    assert compiler, "no C compiler: one is needed to install the tensor library and to check its structs"
+    compiler = needs.c_compiler()
     lines = []
     for name, struct in STRUCTS.items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')

@@ -17,6 +17,7 @@ from puna.cli.create import create
 from puna.cli.environment import environment_help
 from puna.cli.help import help_topic
 from puna.cli.listing import list_models
+from puna.cli.native import native
 from puna.cli.options import JsonFlag
 from puna.cli.ps import ps
 from puna.cli.pull import pull
@@ -84,3 +85,4 @@ app.command("cp")(cp)
 app.command("rm")(rm)
 app.command("doctor")(doctor)
 app.command("help")(help_topic)
+app.add_typer(native, name="native")

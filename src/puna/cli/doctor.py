@@ -1,6 +1,6 @@
 """``puna doctor``: whether this installation works, and what it found on this machine.
 
-The tensor library is examined in a process of its own (puna.native.selftest), as everywhere outside a runner: where the
+The tensor library is examined in a process of its own (puna.native.report), as everywhere outside a runner: where the
 library is broken, that process dies and this one reports it.
 """
 
@@ -26,10 +26,17 @@ from puna.cli.terminal import safe
 from puna.llm import discovery
 from puna.settings import Address
 
-SELFTEST = (sys.executable, "-m", "puna.native.selftest", "--json", "--facts")
+SELFTEST = (sys.executable, "-m", "puna.native.report", "--json", "--facts")
 _SELFTEST_TIMEOUT_S = 600.0
 _SERVER_TIMEOUT_S = 5.0
 _SHOWN_STDERR_CHARS = 500
+BUILD = "puna native build"
+_ORIGINS = {
+    "prebuilt": "prebuilt for many processors",
+    "compiled": "compiled for this processor",
+    "installed": "compiled when it was installed",
+    "named": "named by PUNA_LIBRARY",
+}
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
@@ -136,16 +143,33 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
 def _native_rows(native: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "cpu" in native:
         yield from _cpu_rows(native["cpu"])
-    if "library_dir" in native:
-        yield "Library path", native["library_dir"]
+    library = native.get("library", {})
+    if "folder" in library:
+        yield "Library path", library["folder"]
     if "verdict" not in native:
-        yield "Library", f"not usable ({native.get('package', 'unknown')})"
+        yield "Library", f"not usable ({library.get('package', 'none')})"
         return
     verdict = native["verdict"]
-    yield "Library", f"ggml {verdict['version']} ({native['package']})"
+    yield "Library", f"ggml {verdict['version']}, {_ORIGINS.get(library['kind'], library['kind'])} ({library['package']})"
+    yield from _speed_rows(native)
     yield "Matrix products", native["products"]
     for buffer_type in verdict["buffer_types"]:
         yield f"Weights in {buffer_type}", _tested(buffer_type, verdict["combinations"])
+
+
+def _speed_rows(native: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the choice of library costs: measured where there are two, and the one command that makes it faster."""
+    if faster := native.get("faster"):
+        ratios = ", ".join(f"{what} {ratio:g} times" for what, ratio in faster.items())
+        yield "Compiled for it", f"{ratios} as fast as the prebuilt library, by a short measurement"
+    under_way = native.get("build", {})
+    if "seconds" in under_way:
+        share = f"{under_way['share']}, " if under_way["share"] else ""
+        yield "Being compiled", f"{share}after {under_way['seconds']} s; the next start uses it"
+    elif native["library"]["kind"] == "prebuilt" and not faster:
+        yield "Faster with", f"`{BUILD}`: compiles it for this processor, once, about 4 minutes; needs a C++ compiler"
+    if "failed" in under_way:
+        yield "Last compilation", under_way["failed"].splitlines()[-1]
 
 
 def _device_rows(devices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

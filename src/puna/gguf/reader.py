@@ -69,6 +69,7 @@ class GGUFFile:
         head = _Parser(self.path, source)
         self.version, n_tensors, n_keys = head.header()
         self.metadata = Metadata(self.path, head.values(n_keys))
+        self._places = head.places
         self.alignment = _alignment(head, self.metadata)
         described = head.tensors(n_tensors)
         self.data_offset = head.position + (-head.position % self.alignment if described else 0)
@@ -91,6 +92,11 @@ class GGUFFile:
     @property
     def architecture(self) -> str:
         return self.metadata.architecture
+
+    def encoded_value(self, key: str) -> bytes:
+        """A value of the metadata as it stands in the file, its type included."""
+        begin, end = self._places[key]
+        return self._source[begin:end]
 
     def tensor_data(self, name: str) -> memoryview:
         """A tensor's encoded bytes, not copied; the view keeps the mapping alive.
@@ -155,6 +161,7 @@ class _Parser:
         self.source = source
         self.size = len(source)
         self.position = 0
+        self.places: dict[str, tuple[int, int]] = {}  # of values by key, their types included
 
     def fail(self, what: str, position: int | None = None) -> NoReturn:
         raise FileFormatError(f"{self.path}: {what} (at byte {self.position if position is None else position})")
@@ -213,7 +220,9 @@ class _Parser:
                 self.fail(f"key {index} has an empty name", begin)
             if key in values:
                 self.fail(f"key {key!r} appears twice", begin)
+            begin = self.position
             values[key] = self.value(key)
+            self.places[key] = begin, self.position
         return values
 
     def value(self, key: str) -> Any:

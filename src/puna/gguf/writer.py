@@ -73,6 +73,15 @@ class GGUFWriter:
         body = _array(value, element) if kind is ValueType.ARRAY else _scalar(value, kind)
         self._values[key] = struct.pack("<I", kind) + body
 
+    def add_encoded(self, key: str, value: bytes) -> None:
+        """Add a metadata value as it stands in another file.
+
+        Errors: ValueError for a duplicate key, or the alignment.
+        """
+        if key == ALIGNMENT_KEY or key in self._values:
+            raise ValueError(f"key {key!r} was added before, or is the writer's own")
+        self._values[key] = value
+
     def add_tensor(self, name: str, array: np.ndarray[Any, Any]) -> None:
         """Add a tensor as its array stands; numpy's last axis is ggml's first."""
         kind = _DTYPES.get(array.dtype.name)

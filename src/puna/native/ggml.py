@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from puna.native.fit import ggml_misfits
 from puna.native.library import Functions, opened
 
 # enum ggml_type: those the engine itself creates or converts to; files may hold any (puna.gguf.types).
@@ -245,10 +246,17 @@ LONG = {
     "ggml_backend_sched_synchronize": "v p",
     "ggml_backend_graph_compute": "i pp",
     "ggml_quantize_chunk": "z ipplllp",
+    "ggml_validate_row_data": "b ipz",
 }
 
 
 @cache
 def ggml() -> Functions:
-    """The bound functions; opens the libraries on first use."""
-    return opened().bind("ggml", SHORT, LONG, STRUCTS)
+    """The bound functions; opens the libraries on first use.
+
+    Errors: NativeLibraryError where there is no library, or not what the tables say.
+    """
+    functions = opened().bind("ggml", SHORT, LONG, STRUCTS)
+    for misfit in ggml_misfits(functions, STRUCTS):
+        raise opened().misfit(misfit)
+    return functions

@@ -1,53 +1,31 @@
-"""Find and open the shared libraries of ggml and llama.cpp, and refuse versions that were not tested.
+"""Open the shared libraries of ggml and llama.cpp, and refuse versions that were not tested.
 
-They come with the package llama-cpp-python, which is located but never imported. Each function is opened in one of two
-ways: *short* calls keep Python's global lock (a graph is built by thousands of them, and giving the lock away each time
-would let another thread interrupt the building), *long* calls release it so that other threads run meanwhile.
+Where they are, puna.native.providers knows. Each function is opened in one of two ways: *short* calls keep Python's
+global lock (a graph is built by thousands of them, and giving the lock away each time would let another thread interrupt
+the building), *long* calls release it so that other threads run meanwhile.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import sys
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from puna.errors import NativeLibraryError
+from puna.native.providers import TESTED_GGML, Provider, chosen
 from puna.native.signature import declare
-
-# ggml gives no promise that its functions or structs stay as they are; the tables here were checked against these.
-TESTED_GGML = ("0.25.3",)
-PACKAGE = "llama-cpp-python==0.3.36"
 
 # How often a computing thread that waits looks again before it gives its core away (GCC's OpenMP; its own default is
 # 300,000). Waits between two operations are far shorter; those between two steps are the time in which
 # other threads bring the last step's tokens to their readers. Figures in docs/BENCHMARKS.md.
 SPIN_COUNT = 4000
-
-_SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-
-
-def library_dir() -> Path:
-    """The folder with libggml and libllama.
-
-    Errors: NativeLibraryError when the package is not installed.
-    """
-    spec = importlib.util.find_spec("llama_cpp")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(place) / "lib"
-        if _file(folder, "llama").exists():
-            return folder
-    raise NativeLibraryError(
-        f"the tensor library is not installed in this Python ({sys.executable}): run `pip install {PACKAGE}`"
-    )
-
-
-def _file(folder: Path, name: str) -> Path:
-    return folder / (f"{name}.dll" if _SUFFIX == ".dll" else f"lib{name}{_SUFFIX}")
+# What a system without a compiler may lack: GCC's OpenMP is a package of its own.
+_NO_OPENMP = """; the system lacks GCC's OpenMP:
+  Debian, Ubuntu:  sudo apt install libgomp1
+  Fedora:          sudo dnf install libgomp
+  Alpine:          the prebuilt library needs glibc"""
 
 
 class Functions:
@@ -60,35 +38,56 @@ class Functions:
 class Opened:
     """The libraries, opened once per process in dependency order so that each finds the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, provider: Provider) -> None:
         # A failed assertion in ggml would start a debugger to print its stack before it aborts.
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # read once, when the library is opened
-        self.folder = library_dir()
-        self.paths = {name: _file(self.folder, name) for name in ("ggml-base", "ggml-cpu", "ggml", "llama")}
+        self.provider = provider
+        self.paths = provider.paths
         mode = getattr(os, "RTLD_GLOBAL", 0) | getattr(os, "RTLD_NOW", 0)
         try:
             self._long = {name: ctypes.CDLL(str(path), mode=mode) for name, path in self.paths.items()}
             self._short = {name: ctypes.PyDLL(str(path), mode=mode) for name, path in self.paths.items()}
         except OSError as error:
-            raise NativeLibraryError(f"the tensor library cannot be opened: {error}; reinstall it: {PACKAGE}") from error
-        version = self._short["ggml-base"].ggml_version
-        version.restype = ctypes.c_char_p
-        self.version: str = version().decode()
+            missing = _NO_OPENMP if str(error).startswith("libgomp") else f"; {provider.remedy}"
+            raise NativeLibraryError(f"the tensor library ({provider.package}) cannot be opened: {error}{missing}") from error
+        self.version = self._asked_version()
         if self.version not in TESTED_GGML:
             raise NativeLibraryError(
-                f"ggml {self.version} in {self.folder} is not a tested version ({', '.join(TESTED_GGML)}); install {PACKAGE}"
+                f"ggml {self.version} in {provider.folder} is not a tested version ({', '.join(TESTED_GGML)}); {provider.remedy}"
             )
+
+    def _asked_version(self) -> str:
+        try:
+            version = self._short["ggml-base"].ggml_version
+        except AttributeError:
+            raise self.misfit("it has no function ggml_version") from None
+        version.restype = ctypes.c_char_p
+        return str(version().decode())
 
     def bind(
         self, library: str, short: Mapping[str, str], long: Mapping[str, str], structs: Mapping[str, type[ctypes.Structure]]
     ) -> Functions:
+        """Errors: NativeLibraryError that names every function which the library does not have."""
         functions = Functions()
+        missing: list[str] = []
         for table, opened in ((short, self._short), (long, self._long)):
             for name, signature in table.items():
-                setattr(functions, name, declare(_symbol(opened, library, name), signature, structs))
+                symbol = _symbol(opened, library, name)
+                if symbol is None:
+                    missing.append(name)
+                else:
+                    setattr(functions, name, declare(symbol, signature, structs))
+        if missing:
+            raise self.misfit(f"it has no function {', '.join(missing)}")
         return functions
+
+    def misfit(self, what: str) -> NativeLibraryError:
+        """The error to raise where the library is not what the tables of this package say."""
+        return NativeLibraryError(
+            f"the tensor library ({self.provider.package} in {self.provider.folder}) does not fit: {what}; {self.provider.remedy}"
+        )
 
 
 def _symbol(opened: Mapping[str, ctypes.CDLL], library: str, name: str) -> Any:
@@ -98,9 +97,9 @@ def _symbol(opened: Mapping[str, ctypes.CDLL], library: str, name: str) -> Any:
             return getattr(opened[candidate], name)
         except AttributeError:
             continue
-    raise NativeLibraryError(f"the tensor library has no function {name}; install {PACKAGE}")
+    return None
 
 
 @cache
 def opened() -> Opened:
-    return Opened()
+    return Opened(chosen())

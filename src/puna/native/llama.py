@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from puna.native.fit import Structs, llama_misfits
 from puna.native.library import Functions, opened
 
 VOCAB_TYPE_NONE = 0
@@ -86,26 +87,6 @@ class llama_context_params(ctypes.Structure):  # noqa: N801
     ]
 
 
-class llama_model_quantize_params(ctypes.Structure):  # noqa: N801
-    _fields_ = [
-        ("nthread", _i),
-        ("ftype", _i),
-        ("output_tensor_type", _i),
-        ("token_embedding_type", _i),
-        ("allow_requantize", _b),
-        ("quantize_output_tensor", _b),
-        ("only_copy", _b),
-        ("pure", _b),
-        ("keep_split", _b),
-        ("dry_run", _b),
-        ("imatrix", _p),
-        ("kv_overrides", _p),
-        ("tt_overrides", _p),
-        ("prune_layers", _p),
-        ("max_buf_size", _z),
-    ]
-
-
 class llama_batch(ctypes.Structure):  # noqa: N801
     _fields_ = [
         ("n_tokens", _i),
@@ -122,14 +103,30 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "llama_model_params": llama_model_params,
     "llama_context_params": llama_context_params,
     "llama_batch": llama_batch,
-    "llama_model_quantize_params": llama_model_quantize_params,
 }
+
+
+_before_abort = [field[0] for field in llama_context_params._fields_].index("abort_callback")
+
+
+class _WithExpertsCache(ctypes.Structure):
+    """llama_context_params since ggml 0.26."""
+
+    _fields_ = [
+        *llama_context_params._fields_[:_before_abort],
+        ("moe_cache_size", _z),
+        *llama_context_params._fields_[_before_abort:],
+    ]
+
+
+def structs_of(ggml_version: str) -> Structs:
+    return STRUCTS if ggml_version == "0.25.3" else {**STRUCTS, "llama_context_params": _WithExpertsCache}
+
 
 SHORT = {
     "llama_log_set": "v pp",
     "llama_model_default_params": "{llama_model_params} ",
     "llama_context_default_params": "{llama_context_params} ",
-    "llama_model_quantize_default_params": "{llama_model_quantize_params} ",
     "llama_model_get_vocab": "p p",
     "llama_model_n_ctx_train": "i p",
     "llama_model_n_embd": "i p",
@@ -171,7 +168,6 @@ LONG = {
     "llama_backend_init": "v ",
     "llama_model_load_from_file": "p s{llama_model_params}",
     "llama_model_free": "v p",
-    "llama_model_quantize": "u ssp",
     "llama_adapter_lora_init": "p ps",
     "llama_adapter_lora_free": "v p",
     "llama_set_adapters_lora": "i ppzp",
@@ -190,5 +186,11 @@ LONG = {
 
 @cache
 def llama() -> Functions:
-    """The bound functions; opens the libraries on first use."""
-    return opened().bind("llama", SHORT, LONG, STRUCTS)
+    """The bound functions; opens the libraries on first use.
+
+    Errors: NativeLibraryError where there is no library, or not what the tables say.
+    """
+    functions = opened().bind("llama", SHORT, LONG, structs_of(opened().version))
+    for misfit in llama_misfits(functions):
+        raise opened().misfit(misfit)
+    return functions

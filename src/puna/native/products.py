@@ -1,8 +1,9 @@
 """Multiply small matrices with the tensor library and compare the results with plain arithmetic.
 
 ``python -m puna.native.products [--buffer-type NAME] [--tensor-type NAME]`` is a process to be thrown away: a kernel that
-was compiled wrongly may kill it. It prints one JSON object per line as soon as it knows it: first ``library``, then every
-combination of buffer type and tensor type that is not supported, then the others, each announced before it is tried.
+was compiled wrongly may kill it. It prints one JSON object per line as soon as it knows it: first ``library``, or ``unfit``
+and no more, then every combination of buffer type and tensor type that is not supported, then the others, each announced
+before it is tried.
 Knows nothing of what is done with the answers (puna.native.selftest).
 """
 
@@ -22,7 +23,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from puna.errors import NativeLibraryError
 from puna.native import structs
+from puna.native.fit import device_misfits
 from puna.native.ggml import (
     BUFFER_USAGE_WEIGHTS,
     DEVICE_TYPE_CPU,
@@ -31,10 +34,12 @@ from puna.native.ggml import (
     TYPE_F32,
     TYPE_I32,
     ggml,
+    ggml_backend_dev_props,
     ggml_type_traits,
 )
-from puna.native.kernels.library import PLACE, is_compiled, kernels
+from puna.native.kernels.library import PLACE, is_usable, kernels
 from puna.native.library import opened
+from puna.native.llama import llama
 
 N_INPUTS, N_OUTPUTS = 512, 64  # whole blocks and whole tiles of every format
 COLUMNS = (1, 7, 33)  # kernels for one column, for a tile with a remainder, and for many
@@ -130,8 +135,12 @@ class Cpu:
     """The CPU device with a backend to compute on."""
 
     def __init__(self) -> None:
+        """Errors: NativeLibraryError where the library is not what the tables say."""
         g = ggml()
+        llama()
         self.device: int = g.ggml_backend_dev_by_type(DEVICE_TYPE_CPU)
+        for misfit in device_misfits(g, self.device, ggml_backend_dev_props()):
+            raise opened().misfit(misfit)
         self.plain: int = g.ggml_backend_dev_buffer_type(self.device)
         self.buffer_types = {_buffer_type_name(t): t for t in (self.plain, *structs.extra_buffer_types(self.device))}
         self.backend: int = g.ggml_backend_dev_init(self.device, None)
@@ -235,7 +244,11 @@ def check(
     only_buffer_type: str | None = None, only_tensor_type: str | None = None, own: Callable[[Cpu], Multiplier] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Lines for every combination asked for; *own* are Puna's products, as if their packed weights were a kind of memory."""
-    cpu = Cpu()
+    try:
+        cpu = Cpu()
+    except NativeLibraryError as error:
+        yield {"unfit": str(error)}
+        return
     types = weight_types()
     places: dict[str, tuple[Multiplier, int]] = {name: (cpu, address) for name, address in cpu.buffer_types.items()}
     if own:
@@ -269,7 +282,7 @@ def main() -> None:
     parser.add_argument("--tensor-type")
     arguments = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin would take seconds where other processes compute
-    own = own_products if is_compiled() else None
+    own = own_products if is_usable() else None
     for line in check(arguments.buffer_type, arguments.tensor_type, own):
         print(json.dumps(line), flush=True)
 

@@ -4,13 +4,10 @@ A library that was compiled by a faulty compiler, or for another processor, cras
 combinations of buffer type and tensor type. They are found here before a model meets them: puna.native.products tries
 all of them in a process of its own. Where that process dies, the rest is tried in narrower ones, down to one tensor type
 each, until the culprit has a name. The verdict is kept in the cache directory until the library or the processor changes.
-
-``python -m puna.native.selftest [--json] [--facts]`` prints the verdict, and with --facts what is known of the machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
@@ -23,14 +20,14 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from puna.errors import NativeLibraryError
 from puna.host import usable_cores
-from puna.native import cpu
+from puna.native import cache, cpu
 from puna.native.kernels.build import LIBRARY
-from puna.native.kernels.library import FORCED, in_words
-from puna.native.library import PACKAGE, library_dir
+from puna.native.kernels.library import FORCED
+from puna.native.providers import Provider, chosen
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ class Verdict:
         found = [c for c in self.broken if c.buffer_type == PLAIN and c.tensor_type in wanted]
         if found:
             names = "; ".join(map(str, found))
-            raise NativeLibraryError(f"the tensor library is broken on this CPU ({names}); reinstall it here: {PACKAGE}")
+            raise NativeLibraryError(f"the tensor library is broken on this CPU ({names}); {chosen().remedy}")
 
 
 @dataclass
@@ -92,10 +89,7 @@ class _Run:
     trying: str = ""  # the tensor type it tried last
     is_finished: bool = False
     death: str = ""  # empty when it finished
-
-
-def cache_home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "puna"
+    unfit: str = ""  # why the library cannot be used at all
 
 
 def verdict(cache_dir: Path | None = None, command: Sequence[str] = COMMAND) -> Verdict:
@@ -104,7 +98,7 @@ def verdict(cache_dir: Path | None = None, command: Sequence[str] = COMMAND) -> 
     Logs one warning that names what is broken.
     Errors: NativeLibraryError when the library is missing or does not run at all.
     """
-    file = (cache_dir or cache_home()) / f"selftest-{_key(library_dir(), command)}.json"
+    file = (cache_dir or cache.home()) / f"selftest-{_key(chosen(), command)}.json"
     found = _read(file)
     if found is None:
         found = examine(command)
@@ -114,9 +108,9 @@ def verdict(cache_dir: Path | None = None, command: Sequence[str] = COMMAND) -> 
     return found
 
 
-def _key(folder: Path, command: Sequence[str]) -> str:
-    parts = [str(_FORMAT), PACKAGE, cpu.model().key, *command, os.environ.get(FORCED, "")]
-    for path in sorted([*folder.iterdir(), *([LIBRARY] if LIBRARY.exists() else [])]):
+def _key(provider: Provider, command: Sequence[str]) -> str:
+    parts = [str(_FORMAT), provider.package, cpu.model().key, *command, os.environ.get(FORCED, "")]
+    for path in [*provider.files, *([LIBRARY] if LIBRARY.exists() else [])]:
         stat = path.stat()
         parts += [path.name, str(stat.st_size), str(stat.st_mtime_ns)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
@@ -158,7 +152,9 @@ def examine(command: Sequence[str] = COMMAND) -> Verdict:
     """
     first = _run(command)
     if not first.buffer_types or not first.tensor_types:
-        raise NativeLibraryError(f"the tensor library does not run on this CPU: {first.death}; reinstall it here: {PACKAGE}")
+        if first.unfit:
+            raise NativeLibraryError(first.unfit)
+        raise NativeLibraryError(f"the tensor library does not run on this CPU: {first.death}; {chosen().remedy}")
     combinations = list(first.combinations)
     if first.death:
         combinations = [c for buffer_type in first.buffer_types for c in _examine_buffer_type(command, buffer_type)]
@@ -228,6 +224,8 @@ def _parse(output: bytes) -> _Run:
                 run.trying = tensor_type
             case {"buffer_type": str(), "tensor_type": str(), "status": "ok" | "unsupported" | "broken"}:
                 run.combinations.append(Combination(**line))
+            case {"unfit": str(unfit)}:
+                run.unfit = unfit
             case {"finished": True}:
                 run.is_finished = True
     return run
@@ -245,47 +243,3 @@ def _cause(returncode: int, stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "Error" in line]
     return f"{cause}: {telling[-1][:_SHOWN_STDERR_CHARS]}" if telling else cause
-
-
-def report(*, with_facts: bool, cache_dir: Path | None = None, command: Sequence[str] = COMMAND) -> dict[str, Any]:
-    """All that is known, as JSON; a library that does not work is part of it (``error``)."""
-    answer: dict[str, Any] = {"package": PACKAGE}
-    if with_facts:
-        answer["cpu"] = cpu.facts().as_json()
-    try:
-        answer["library_dir"] = str(library_dir())
-        answer["verdict"] = asdict(verdict(cache_dir, command))
-        answer["products"] = in_words()
-    except NativeLibraryError as error:
-        answer["error"] = str(error)
-    return answer
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m puna.native.selftest", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--facts", action="store_true", help="add what is known of the processor and memory")
-    arguments = parser.parse_args()
-    answer = report(with_facts=arguments.facts)
-    if arguments.json:
-        print(json.dumps(answer))
-    else:
-        _print(answer)
-    is_sound = "verdict" in answer and all(c["status"] != "broken" for c in answer["verdict"]["combinations"])
-    return 0 if is_sound else 1
-
-
-def _print(answer: dict[str, Any]) -> None:
-    for name, value in answer.get("cpu", {}).items():
-        print(f"{name}: {' '.join(value) if isinstance(value, (list, tuple)) else value}")
-    if "error" in answer:
-        print(f"error: {answer['error']}")
-        return
-    print(f"ggml {answer['verdict']['version']} in {answer['library_dir']}")
-    for item in answer["verdict"]["combinations"]:
-        if item["status"] != "unsupported":
-            print(f"{item['buffer_type']:12} {item['tensor_type']:8} {item['status']} {item['reason']}".rstrip())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

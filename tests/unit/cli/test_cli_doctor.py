@@ -28,7 +28,7 @@ CPU = {
 }
 
 
-def _native(status: str = "ok", reason: str = "") -> dict[str, Any]:
+def _native(status: str = "ok", reason: str = "", kind: str = "compiled") -> dict[str, Any]:
     combinations = [
         {"buffer_type": "CPU", "tensor_type": "f32", "status": "ok", "reason": "", "error": 0.0},
         {"buffer_type": "AMX", "tensor_type": "f32", "status": "unsupported", "reason": "", "error": None},
@@ -37,8 +37,9 @@ def _native(status: str = "ok", reason: str = "") -> dict[str, Any]:
     ]
     verdict = {"version": "9.9", "buffer_types": ["CPU", "AMX"], "combinations": combinations}
     return {
-        "package": "some-library==1",
-        "library_dir": "/lib",
+        "library": {"kind": kind, "package": "some-library==1", "folder": "/lib"},
+        "build": {},
+        "faster": None,
         "cpu": CPU,
         "products": "Puna's own (abacus)",
         "verdict": verdict,
@@ -77,7 +78,7 @@ def _free_port() -> int:
 def test_a_sound_installation_is_told_in_full() -> None:
     text = "".join(doctor.render(_report(_native())))
     for part in (
-        "ggml 9.9 (some-library==1)",
+        "ggml 9.9, compiled for this processor (some-library==1)",
         "avx2 amx_int8",
         "4 physical, 6 of 8 logical usable, limited to 2.5",
         "16 GB, 9 GB available, limited to 8 GB",
@@ -88,6 +89,27 @@ def test_a_sound_installation_is_told_in_full() -> None:
         "Everything works.",
     ):
         assert part in text
+
+
+def test_the_prebuilt_library_comes_with_the_command_that_makes_it_faster() -> None:
+    text = "".join(doctor.render(_report(_native(kind="prebuilt"))))
+    assert "ggml 9.9, prebuilt for many processors (some-library==1)" in text
+    assert re.search(r"^Faster with +`puna native build`: .*4 minutes", text, re.MULTILINE)
+    assert "puna native build" not in "".join(doctor.render(_report(_native())))
+
+
+def test_a_build_that_is_under_way_or_failed_is_told() -> None:
+    native = {**_native(kind="prebuilt"), "build": {"share": "37 %", "seconds": 81}}
+    text = "".join(doctor.render(_report(native)))
+    assert re.search(r"^Being compiled +37 %, after 81 s; the next start uses it$", text, re.MULTILINE)
+    assert "Faster with" not in text
+    text = "".join(doctor.render(_report({**native, "build": {"failed": "g++: a long story\nno room"}})))
+    assert re.search(r"^Last compilation +no room$", text, re.MULTILINE)
+
+
+def test_what_the_choice_costs_is_told_where_it_was_measured() -> None:
+    text = "".join(doctor.render(_report({**_native(), "faster": {"product": 1.25, "attention": 1.1}})))
+    assert "product 1.25 times, attention 1.1 times as fast as the prebuilt library" in text
 
 
 def test_what_is_broken_is_named_with_its_reason() -> None:
@@ -115,7 +137,8 @@ def test_a_search_for_devices_that_fails_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_missing_is_a_problem_and_the_rest_is_still_shown() -> None:
-    report = _report({"package": "some-library==1", "cpu": CPU, "error": "the tensor library is not installed"})
+    library = {"kind": "prebuilt", "package": "some-library==1", "folder": "/lib"}
+    report = _report({"library": library, "cpu": CPU, "build": {}, "error": "the tensor library is not installed"})
     assert doctor.problems(report) == ["the tensor library is not installed"]
     text = "".join(doctor.render(report))
     assert "not usable (some-library==1)" in text

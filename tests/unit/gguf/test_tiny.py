@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 
+from puna.native.vocabulary import Vocabulary
+from tests.oracle import Oracle
 from tests.tiny import write_llama
 
 PROMPT = "<|im_start|>user\nWhat is the answer to the Question of 42 naïve foxes? 🦊<|im_end|>\n".encode()
@@ -27,21 +29,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 def test_libllama_runs_it(tmp_path: Path, options: dict[str, Any]) -> None:
     path = write_llama(tmp_path / "tiny.gguf", **options)
-    model = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False)
-    try:
-        tokens = model.tokenize(PROMPT, add_bos=True, special=True)
+    vocabulary = Vocabulary.load(str(path))
+    assert vocabulary is not None
+    with Oracle(path, n_ctx=256, n_threads=1, flash_attention=False) as model, closing(vocabulary):
+        tokens = vocabulary.tokenize(PROMPT, add_special=True, parse_special=True)
         # SentencePiece vocabularies put a space in front of the text after each control token
         expected = PROMPT.replace(b"|>", b"|> ") if options.get("vocab") == "spm" else PROMPT
-        assert expected in model.detokenize(tokens, special=True)
+        assert expected in b"".join(vocabulary.piece(token, special=True) for token in tokens)
         assert len(tokens) < len(PROMPT)
-        model.eval(tokens)
+        n = len(tokens)
+        rows = [model.decode(tokens, range(n), [0] * n, range(n)).copy()]
         answer: list[int] = []
-        for _ in range(24):
-            answer.append(int(np.argmax(model.scores[model.n_tokens - 1])))
-            model.eval(answer[-1:])
-        logits = model.scores[: model.n_tokens]
-    finally:
-        model.close()
+        for position in range(n, n + 24):
+            answer.append(int(np.argmax(rows[-1][-1])))
+            rows.append(model.decode(answer[-1:], [position], [0], [0]).copy())
+        logits = np.concatenate(rows)
     best_two = np.sort(logits, axis=1)[:, -2:]
     assert np.isfinite(logits).all()
     assert 2 < logits.std() < 4

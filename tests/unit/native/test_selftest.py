@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from puna.errors import NativeLibraryError
-from puna.native import cpu, products, selftest
+from puna.native import cache, cpu, products, selftest
+from puna.native.providers import Provider
 from puna.native.selftest import Combination, Verdict
 
 # A throwaway process with two buffer types and three tensor types that misbehaves as its settings say.
@@ -199,7 +200,8 @@ def test_another_library_gets_its_own_verdict(tmp_path: Path, monkeypatch: pytes
     library = tmp_path / "lib"
     library.mkdir()
     (library / "libggml.so").write_text("a")
-    monkeypatch.setattr(selftest, "library_dir", lambda: library)
+    provider = Provider("named", "ours", dict.fromkeys(("ggml", "llama"), library / "libllama.so") | {"x": library / "x"}, "")
+    monkeypatch.setattr(selftest, "chosen", lambda: provider)
     fake = Fake(tmp_path)
     selftest.verdict(tmp_path / "cache", fake.command)
     stat = (library / "libggml.so").stat()
@@ -223,10 +225,10 @@ def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
 
 def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert selftest.cache_home() == tmp_path / "puna"
+    assert cache.home() == tmp_path / "puna"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert selftest.cache_home() == tmp_path / ".cache" / "puna"
+    assert cache.home() == tmp_path / ".cache" / "puna"
 
 
 def test_what_is_not_used_is_named_in_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -247,19 +249,3 @@ def test_broken_plain_memory_is_an_error_only_for_models_that_need_the_type() ->
     verdict.require_plain(["q8"])
     with pytest.raises(NativeLibraryError, match=r"q4 in CPU: crash \(SIGILL\)"):
         verdict.require_plain(["q8", "q4"])
-
-
-def test_the_report_carries_facts_and_the_verdict(tmp_path: Path) -> None:
-    report = selftest.report(with_facts=True, cache_dir=tmp_path / "cache", command=Fake(tmp_path, wrong="CPU q4").command)
-    assert json.loads(json.dumps(report))["verdict"]["combinations"][1]["status"] == "broken"
-    assert report["verdict"]["version"] == "9.9"
-    assert report["cpu"]["threads"] >= 1
-    assert Path(report["library_dir"]).is_dir()
-
-
-def test_the_report_of_a_missing_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> Path:
-        raise NativeLibraryError("the tensor library is not installed")
-
-    monkeypatch.setattr(selftest, "library_dir", missing)
-    assert selftest.report(with_facts=False, cache_dir=tmp_path)["error"] == "the tensor library is not installed"

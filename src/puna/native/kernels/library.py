@@ -116,6 +116,15 @@ def is_compiled() -> bool:
     return LIBRARY.exists()
 
 
+def is_usable() -> bool:
+    """Whether they were compiled, and for this version of Puna."""
+    try:
+        kernels()
+    except NativeLibraryError:
+        return False
+    return True
+
+
 @cache
 def kernels() -> Kernels:
     """Errors: NativeLibraryError where they were not compiled or cannot be used."""

@@ -1,4 +1,4 @@
-"""Quantise a model file in a process of its own: ``python -m puna.runner.process.quantise SOURCE TARGET FILE_TYPE``.
+"""Quantise a model file in a process of its own: ``python -m puna.runner.process.quantise SOURCE TARGET KIND``.
 
 Prints one JSON object per line on standard output: ``{"done": bytes, "total": bytes}`` after each tensor, of the source's
 bytes, and ``{"error": text}`` before it ends with status 1. It ends with the process that started it.
@@ -8,43 +8,69 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
-import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from puna.errors import PunaError
-from puna.gguf.reader import GGUFFile
+from puna.gguf.mixture import mixture
+from puna.gguf.quantise import KINDS
+from puna.gguf.reader import GGUFFile, TensorInfo
+from puna.gguf.types import TensorType
+from puna.gguf.writer import ALIGNMENT_KEY, GGUFWriter
 from puna.guard import exit_with_parent
 from puna.host import usable_cores
 from puna.native import cpu
-from puna.native.library import opened
-from puna.native.log import route_to_logging
-from puna.native.quantiser import quantise
+from puna.native.quantiser import encode, is_sound
 
-_TENSOR = re.compile(r"\[ *\d+/ *\d+\] +(\S+) ")  # how libllama begins the line about a tensor that it has written
-_FAILURE = "failed to quantize: "
+FILE_TYPE, VERSION = "general.file_type", "general.quantization_version"
+_VERSION = 2  # of the encodings (GGML_QNT_VERSION)
+
+OnTensor = Callable[[int], None]
+Data = memoryview | npt.NDArray[np.uint8]
 
 
-class _Listener(logging.Handler):
-    """Reads the progress, and the reason of a failure, from libllama's log: it tells neither anywhere else."""
+def quantise(source: GGUFFile, target: Path, kind: str, pool: Executor, on_tensor: OnTensor) -> None:
+    """Write *source* in another kind; *on_tensor* is told of the bytes of each tensor that was read.
 
-    def __init__(self, n_bytes: Mapping[str, int]) -> None:
-        super().__init__()
-        self._n_bytes = n_bytes
-        self._total = sum(n_bytes.values())
-        self._done = 0
-        self.reason = ""
+    Errors: PunaError when the model is quantised already, or a weight is no number; OSError from the file system.
+    """
+    types = mixture(source, kind)
+    writer = GGUFWriter(alignment=source.alignment)
+    for key in source.metadata:
+        if key not in (FILE_TYPE, VERSION, ALIGNMENT_KEY) and not key.startswith("split."):
+            writer.add_encoded(key, source.encoded_value(key))
+    writer.add(VERSION, _VERSION)
+    writer.add(FILE_TYPE, KINDS[kind])
 
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if _FAILURE in text:  # at the end of a line that it interrupts
-            self.reason = text.partition(_FAILURE)[2].strip()
-        elif match := _TENSOR.match(text):
-            self._done += self._n_bytes.get(match.group(1), 0)
-            _say(done=self._done, total=self._total)
+    def data_of(tensor: TensorInfo) -> Data:
+        data = _encoded(source, tensor, types[tensor.name], pool)
+        on_tensor(tensor.n_bytes)
+        return data
+
+    for tensor in source.tensors.values():
+        writer.add_raw_tensor(tensor.name, tensor.shape, types[tensor.name], partial(data_of, tensor))
+    writer.write(target)
+
+
+def _encoded(source: GGUFFile, tensor: TensorInfo, kind: TensorType, pool: Executor) -> Data:
+    data = source.tensor_data(tensor.name)
+    if tensor.type != kind and tensor.type.is_quantized:
+        raise PunaError(f"requantizing from type {tensor.type.ggml_name} is disabled")
+    if not is_sound(data, tensor.type):
+        raise PunaError(f"tensor {tensor.name!r} has invalid data: not all of it is numbers")
+    if tensor.type == kind:
+        return data
+    try:
+        return encode(data, tensor.type, kind, tensor.shape[0], pool)
+    except ValueError as error:
+        raise PunaError(f"tensor {tensor.name!r} in {kind.ggml_name}: {error}") from error
 
 
 def _say(**fields: int | str) -> None:
@@ -55,25 +81,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m puna.runner.process.quantise", description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("file_type", type=int, help="a number of enum llama_ftype")
+    parser.add_argument("kind", choices=KINDS)
     arguments = parser.parse_args()
     exit_with_parent()
     if hasattr(os, "nice"):
         os.nice(5)  # a server that answers goes first
-    try:
-        with GGUFFile.open(arguments.source) as file:
-            listener = _Listener({name: tensor.n_bytes for name, tensor in file.tensors.items()})
-        opened()
-    except PunaError as error:
-        _say(error=str(error))
-        return 1
-    route_to_logging()
-    log = logging.getLogger("ggml")
-    log.setLevel(logging.DEBUG)
-    log.addHandler(listener)
     n_threads = cpu.threads(cpu.physical_cores(), usable_cores(), cpu.cgroup_limits().cpus)
-    if not quantise(arguments.source, arguments.target, arguments.file_type, n_threads):
-        _say(error=listener.reason or "libllama gives no reason")
+    done = 0
+    try:
+        with GGUFFile.open(arguments.source) as file, ThreadPoolExecutor(n_threads) as pool:
+            total = sum(tensor.n_bytes for tensor in file.tensors.values())
+
+            def on_tensor(n_bytes: int) -> None:
+                nonlocal done
+                done += n_bytes
+                _say(done=done, total=total)
+
+            quantise(file, arguments.target, arguments.kind, pool, on_tensor)
+    except (PunaError, OSError) as error:
+        _say(error=str(error))
         return 1
     return 0
 

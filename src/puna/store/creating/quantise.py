@@ -12,12 +12,10 @@ from typing import IO
 
 from puna.environment import for_computing
 from puna.errors import PunaError
-from puna.gguf.quantise import KINDS
 from puna.store.disk import space
 
 POLL_S = 0.1
 _SHOWN_STDERR_CHARS = 300
-_STREAM_FAILED = "iostream error"  # what C++ says when a write fails; of what it writes it has opened all before
 
 OnBytes = Callable[[int, int], None]
 """Called several times a second with bytes done and in all; may raise to stop the work."""
@@ -25,7 +23,7 @@ OnBytes = Callable[[int, int], None]
 
 def command_for(source: Path, target: Path, kind: str) -> list[str]:
     # -P: a folder named puna where the server happens to run is not this package.
-    return [sys.executable, "-P", "-m", "puna.runner.process.quantise", str(source), str(target), str(KINDS[kind])]
+    return [sys.executable, "-P", "-m", "puna.runner.process.quantise", str(source), str(target), kind]
 
 
 def quantise(source: Path, folder: Path, kind: str, on_bytes: OnBytes) -> Path:
@@ -49,7 +47,7 @@ def quantise(source: Path, folder: Path, kind: str, on_bytes: OnBytes) -> Path:
                 process.stdin.close()
     if process.returncode != 0 or reason:
         reason = reason or _death(process.returncode, errors)
-        if space.says_full(reason) or _STREAM_FAILED in reason:
+        if space.says_full(reason):
             written = target.stat().st_size if target.exists() else 0
             raise space.full(folder, max(1, source.stat().st_size - written))
         raise PunaError(f"the model could not be quantized: {reason}")

@@ -1,0 +1,54 @@
+"""What some tests need of a machine beside Python: a compiler, and a library that was compiled with it.
+
+On a machine without, those tests are skipped and say why. Where PUNA_TESTS is ``complete``, as in what a merge must pass,
+nothing may be missing: they fail instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import NoReturn
+
+import pytest
+
+from puna.native.kernels import build
+from puna.native.providers import Provider, compiled, installed
+
+
+def is_complete() -> bool:
+    return os.environ.get("PUNA_TESTS") == "complete"
+
+
+def _missing(reason: str) -> NoReturn:
+    if is_complete():
+        pytest.fail(f"PUNA_TESTS=complete, but {reason}", pytrace=False)
+    pytest.skip(reason, allow_module_level=True)
+
+
+def c_compiler() -> str:
+    found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    return found or _missing("there is no C compiler")
+
+
+def cxx_compiler() -> list[str]:
+    return build.compiler() or _missing("there is no C++ compiler")
+
+
+def kernels() -> None:
+    """Puna's own products."""
+    if not build.LIBRARY.exists():
+        _missing("Puna's own products were not compiled: there was no C++ compiler")
+
+
+def compiled_library() -> Provider:
+    return compiled() or installed() or _missing("no tensor library was compiled for this processor: make native")
+
+
+def version_of(provider: Provider) -> str:
+    """Of its ggml; asked in a process of its own, since this one may have opened another library."""
+    program = "import ctypes, sys; f = ctypes.CDLL(sys.argv[1]).ggml_version; f.restype = ctypes.c_char_p; print(f().decode())"
+    command = [sys.executable, "-c", program, str(provider.paths["ggml-base"])]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
