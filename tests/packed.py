@@ -16,9 +16,19 @@ from puna.native.kernels.library import Kernels
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-TYPES = {name: products.weight_types()[name] for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")}
+TYPES = {name: products.weight_types()[name] for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4")}
 TYPES_OF_256 = {name: products.weight_types()[name] for name in ("q4_K", "q5_K", "q6_K", "iq4_xs")}
-ALL_TYPES = TYPES | TYPES_OF_256
+FLOATS = {name: products.weight_types()[name] for name in ("f16", "bf16")}
+QUANTISED = TYPES | TYPES_OF_256
+ALL_TYPES = QUANTISED | FLOATS
+
+
+WITH_GGML = 2e-6  # the same rounding of activations, sums in another order
+
+
+def rounded_for(name: str, x: Floats) -> Floats:
+    """What ggml rounds activations to before it does as Puna does: only those that multiply F16."""
+    return x.astype(np.float16).astype(np.float32) if name == "f16" else x
 
 
 def block_of(name: str) -> int:

@@ -33,6 +33,7 @@ X86_64: Mapping[str, tuple[str, ...]] = {
     "avx_vnni": (*_AVX2, "-mavxvnni"),
     "avx512": _AVX512,
     "avx512_vnni": (*_AVX512, "-mavx512vnni"),
+    "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
 TIMEOUT_S = 600
 

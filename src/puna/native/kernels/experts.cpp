@@ -55,7 +55,9 @@ int64_t aligning_bytes(int64_t n_experts, int64_t n) { return smaller(n_experts,
 
 // One rounded column to place *t* among others.
 void put_column(Rounding how, const Activations& from, const Activations& to, int64_t t) {
-  for (int64_t b = 0; b < to.n_in / 32; b++) memcpy(to.q + (b * to.n + t) * 32, from.q + b * 32, 32);
+  const int64_t bytes = 32 * Activations::value_bytes(how);
+  for (int64_t b = 0; b < to.n_in / 32; b++) memcpy(to.q + (b * to.n + t) * bytes, from.q + b * bytes, static_cast<size_t>(bytes));
+  if (is_of_floats(how)) return;
   if (how == blocks_of_256) {
     constexpr int n = Activations::sums_of_block;
     for (int64_t b = 0; b < to.n_in / 256; b++) {
@@ -80,7 +82,7 @@ int64_t pieces_of(const Experts& m, int64_t n_tokens, int64_t n_columns, int64_t
 
 // Piece *piece* of *n* of one matrix' rows, with all of its tokens.
 void multiply_rows(const Experts& m, const Activations& a, const uint8_t* weights, int64_t piece, int64_t n, float* y, const int32_t* columns) {
-  const Chunks chunks(m.n_in, a.n);
+  const Chunks chunks(m.format->rounding, m.n_in, a.n);
   const int64_t n_stripes = stripes_of(m.n_rows), pairs = (n_stripes + 1) / 2;
   const int64_t begin = pairs * piece / n * 2, stop = smaller(pairs * (piece + 1) / n * 2, n_stripes);
   for (int64_t first = 0; first < a.n; first += chunks.size) {

@@ -14,6 +14,7 @@ constexpr int line = 64;
 
 // ggml's numbers.
 enum Type : int {
+  type_f16 = 1,
   type_q4_0 = 2,
   type_q4_1 = 3,
   type_q5_0 = 6,
@@ -24,9 +25,12 @@ enum Type : int {
   type_q6_k = 14,
   type_iq4_nl = 20,
   type_iq4_xs = 23,
+  type_bf16 = 30,
+  type_mxfp4 = 39,
 };
 
-typedef uint16_t half;  // IEEE 754 binary16
+typedef uint16_t half;    // IEEE 754 binary16
+typedef uint16_t bfloat;  // the upper half of a float
 
 // ---- in the file
 
@@ -39,6 +43,9 @@ struct FileQ4_K { half d, m; uint8_t s[12]; uint8_t q[128]; };                //
 struct FileQ5_K { half d, m; uint8_t s[12]; uint8_t h[32]; uint8_t q[128]; };
 struct FileQ6_K { uint8_t q[128], h[64]; int8_t s[16]; half d; };             // d s (q - 32), 16 x 16
 struct FileIQ4_XS { half d; uint16_t h; uint8_t s[4]; uint8_t q[128]; };      // d (s - 32) table[q], 8 x 32
+struct FileMXFP4 { uint8_t e; uint8_t q[16]; };                               // 2^(e - 128) fourbits[q]
+struct FileHalves { uint16_t q[32]; };                                        // F16 and BF16, of which 32 are taken as a block
+static_assert(sizeof(FileMXFP4) == 17, "");
 static_assert(sizeof(FileQ4_0) == 18 && sizeof(FileQ4_1) == 20 && sizeof(FileQ5_0) == 22 && sizeof(FileQ5_1) == 24, "");
 static_assert(sizeof(FileQ8_0) == 34 && sizeof(FileQ4_K) == 144 && sizeof(FileQ5_K) == 176 && sizeof(FileQ6_K) == 210, "");
 static_assert(sizeof(FileIQ4_XS) == 136, "");
@@ -46,13 +53,19 @@ static_assert(sizeof(FileIQ4_XS) == 136, "");
 // The values of IQ4_NL and IQ4_XS, and the same as packed: without sign, so 128 more.
 constexpr int8_t nonlinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-// ---- packed. Blocks of 32 weights, where lines would not be whole two of them together.
+// The values of MXFP4, doubled as they are multiplied with half of what the exponent says.
+constexpr int8_t fourbits[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// ---- packed. Blocks of 32 weights, where lines would not be whole several of them together.
 
 struct alignas(64) PackedQ4_0 { uint8_t q[2][4][line]; half d[2][16]; };                         // 4.5 bits a weight
 struct alignas(64) PackedQ4_1 { uint8_t q[4][line]; half d[16], m[16]; };                        // 5
 struct alignas(64) PackedQ5_0 { uint8_t q[2][4][line], h[2][line]; half d[2][16]; };             // 5.5; bit g of h: of group g
 struct alignas(64) PackedQ5_1 { uint8_t q[4][line], h[line]; half d[16], m[16]; };               // 6
 struct alignas(64) PackedQ8_0 { uint8_t q[2][8][line]; half d[2][16]; };                         // 8.5
+struct alignas(64) PackedMXFP4 { uint8_t q[4][4][line]; uint8_t e[4][16]; };                     // 4.25
+struct alignas(64) PackedF16 { half q[32][16]; };                                                // row r's weight k: [k][r]
+struct alignas(64) PackedBF16 { bfloat q[16][16][2]; };                                          // [k / 2][r][k % 2]
 // Blocks of 256 weights.
 struct alignas(64) PackedQ4_K { uint8_t q[8][4][line]; uint8_t s[8][16], t[8][16]; half d[16], m[16]; };                 // 4.625
 struct alignas(64) PackedQ5_K { uint8_t q[8][4][line], h[8][line]; uint8_t s[8][16], t[8][16]; half d[16], m[16]; };     // 5.625
@@ -60,14 +73,19 @@ struct alignas(64) PackedQ6_K { uint8_t q[8][4][line], h[8][2][line]; int8_t s[1
 struct alignas(64) PackedIQ4_XS { uint8_t q[8][4][line]; int8_t s[8][16]; half d[16]; uint8_t unused[32]; };             // 4.375
 static_assert(sizeof(PackedQ4_0) == 576 && sizeof(PackedQ4_1) == 320 && sizeof(PackedQ5_0) == 704, "");
 static_assert(sizeof(PackedQ5_1) == 384 && sizeof(PackedQ8_0) == 1088 && sizeof(PackedQ4_K) == 2368, "");
+static_assert(sizeof(PackedMXFP4) == 1088 && sizeof(PackedF16) == 1024 && sizeof(PackedBF16) == 1024, "");
 static_assert(sizeof(PackedQ5_K) == 2880 && sizeof(PackedQ6_K) == 3392 && sizeof(PackedIQ4_XS) == 2240, "");
 
-// What activations are rounded to: as ggml rounds them for the same weights.
+// What activations are rounded to: as ggml rounds them for the same weights, but for F16, where they stay as they are.
 enum Rounding : int {
   blocks_of_32 = 0,          // 8 bits, a scale in half precision per 32 (ggml's Q8_0)
   blocks_of_32_summed = 1,   // the same, and their sums times the scale in half precision (Q8_1)
   blocks_of_256 = 2,         // 8 bits, a scale in single precision per 256 (Q8_K)
+  no_rounding = 3,           // single precision
+  to_bfloats = 4,            // the upper half of single precision, ties to even
 };
+
+constexpr bool is_of_floats(Rounding rounding) { return rounding >= no_rounding; }
 
 struct Format {
   Type type;
@@ -87,6 +105,9 @@ constexpr Format formats[] = {
     {type_q6_k, 256, sizeof(FileQ6_K), 256, sizeof(PackedQ6_K), blocks_of_256},
     {type_iq4_nl, 32, sizeof(FileQ4_0), 64, sizeof(PackedQ4_0), blocks_of_32},
     {type_iq4_xs, 256, sizeof(FileIQ4_XS), 256, sizeof(PackedIQ4_XS), blocks_of_256},
+    {type_mxfp4, 32, sizeof(FileMXFP4), 128, sizeof(PackedMXFP4), blocks_of_32},
+    {type_f16, 32, sizeof(FileHalves), 32, sizeof(PackedF16), no_rounding},
+    {type_bf16, 32, sizeof(FileHalves), 32, sizeof(PackedBF16), to_bfloats},
 };
 
 constexpr const Format* format_of(int type) {

@@ -42,4 +42,10 @@ static inline float rounded_to_half(float value) {
   return float_of_bits((bits + 0x0fffu + (bits >> 13 & 1)) & 0xffffe000u);
 }
 
+// The nearest of the floats whose lower half is zero, ties to even; what is no number stays none.
+static inline uint32_t rounded_to_bfloat(uint32_t bits) {
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits | 0x400000u) & 0xffff0000u;
+  return (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+}
+
 }  // namespace puna

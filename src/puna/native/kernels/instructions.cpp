@@ -25,7 +25,9 @@ bool available() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) return false;
   const bool avx2 = (b & bit_AVX2) && (low & 6) == 6;
   [[maybe_unused]] const bool avx512 = avx2 && (low & 0xe6) == 0xe6 && (b & bit_AVX512F) && (b & bit_AVX512BW) && (b & bit_AVX512DQ) && (b & bit_AVX512VL);
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512BF16__)
+  return avx512 && (c & bit_AVX512VNNI) && (a1 & (1u << 5));
+#elif defined(__AVX512VNNI__)
   return avx512 && (c & bit_AVX512VNNI);
 #elif defined(__AVX512F__)
   return avx512;
@@ -44,9 +46,31 @@ bool available() { return true; }
 #define PUNA_JOINED_OF(a, b) a##b
 #define PUNA_JOINED(a, b) PUNA_JOINED_OF(a, b)
 
+#if defined(__AVX512BF16__)
+// Only products of bfloats differ from those of the instruction set below, which computes all others.
+void round_some(Rounding rounding, const float* x, const Activations& a, int64_t t, int64_t begin, int64_t end) {
+  if (rounding != to_bfloats) return avx512_vnni_instructions.round(rounding, x, a, t, begin, end);
+  for (int64_t b = begin / 32; b < end / 32; b++) {
+    const __m512 low = _mm512_loadu_ps(x + 32 * b), high = _mm512_loadu_ps(x + 32 * b + 16);
+    _mm512_storeu_si512(a.x + (b * a.n + t) * 32, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+}
+
+void multiply_some(const Format& format, const Activations& a, const Work& work) {
+  if (format.type != type_bf16) return avx512_vnni_instructions.multiply(format, a, work);
+  multiply_floats<Lanes, BF16>(a, work, stripe_bytes(format, a.n_in));
+}
+
+int64_t exercise_all(int64_t times) { return avx512_vnni_instructions.exercise(times); }
+#else
+constexpr auto round_some = round_activations<Values>;
+constexpr auto multiply_some = multiply<Lanes>;
+constexpr auto exercise_all = exercise<Lanes>;
+#endif
+
 }  // namespace
 
 extern const Instructions PUNA_JOINED(PUNA_INSTRUCTIONS, _instructions) = {
-    PUNA_TEXT(PUNA_INSTRUCTIONS), available, round_activations<Values>, multiply<Lanes>, exercise<Lanes>};
+    PUNA_TEXT(PUNA_INSTRUCTIONS), available, round_some, multiply_some, exercise_all};
 
 }  // namespace puna

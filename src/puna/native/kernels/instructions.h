@@ -31,7 +31,8 @@ constexpr int tokens_at_once = 64;  // the most that multiply takes
 
 extern const Instructions portable_instructions;
 #if defined(__x86_64__)
-extern const Instructions avx2_instructions, avx_vnni_instructions, avx512_instructions, avx512_vnni_instructions;
+extern const Instructions avx2_instructions, avx_vnni_instructions, avx512_instructions, avx512_vnni_instructions,
+    avx512_bf16_instructions;
 #endif
 
 }  // namespace puna

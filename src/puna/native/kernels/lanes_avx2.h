@@ -10,6 +10,8 @@ namespace {
 struct Lanes {
   using I = __m256i;
   using F = __m256;
+  static constexpr bool has_bfloats = false;
+  static constexpr int most_floats_of_tile = 6, float_stripes = 1;
   static constexpr int width = 8;
   static constexpr bool two_stripes = false;
   // There are 16 registers, and weights take 8: with sums of several tokens they would move in and out.
@@ -49,6 +51,11 @@ struct Lanes {
   static PUNA_INLINE I add16(I a, I b) { return _mm256_add_epi16(a, b); }
   static PUNA_INLINE I add(I a, I b) { return _mm256_add_epi32(a, b); }
   static PUNA_INLINE F to_float(I v) { return _mm256_cvtepi32_ps(v); }
+  static PUNA_INLINE F as_float(I bits) { return _mm256_castsi256_ps(bits); }
+  template <int n> static PUNA_INLINE I left32(I v) { return _mm256_slli_epi32(v, n); }
+  template <int n> static PUNA_INLINE I right32(I v) { return _mm256_srli_epi32(v, n); }
+  static PUNA_INLINE I less(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static PUNA_INLINE I whole(int v) { return _mm256_set1_epi32(v); }
   static PUNA_INLINE F set(float v) { return _mm256_set1_ps(v); }
   static PUNA_INLINE F times(F a, F b) { return _mm256_mul_ps(a, b); }
   static PUNA_INLINE F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }

@@ -10,6 +10,13 @@ namespace {
 struct Lanes {
   using I = __m512i;
   using F = __m512;
+#ifdef __AVX512BF16__
+  static constexpr bool has_bfloats = true;
+  static PUNA_INLINE F dot_bfloats(F sum, I w, I x) { return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x); }
+#else
+  static constexpr bool has_bfloats = false;
+#endif
+  static constexpr int most_floats_of_tile = 12, float_stripes = 2;
   static constexpr int width = 16;
 #ifdef __AVX512VNNI__
   static constexpr bool has_dot4 = true;
@@ -49,6 +56,11 @@ struct Lanes {
   static PUNA_INLINE I add16(I a, I b) { return _mm512_add_epi16(a, b); }
   static PUNA_INLINE I add(I a, I b) { return _mm512_add_epi32(a, b); }
   static PUNA_INLINE F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+  static PUNA_INLINE F as_float(I bits) { return _mm512_castsi512_ps(bits); }
+  template <int n> static PUNA_INLINE I left32(I v) { return _mm512_slli_epi32(v, n); }
+  template <int n> static PUNA_INLINE I right32(I v) { return _mm512_srli_epi32(v, n); }
+  static PUNA_INLINE I less(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static PUNA_INLINE I whole(int v) { return _mm512_set1_epi32(v); }
   static PUNA_INLINE F set(float v) { return _mm512_set1_ps(v); }
   static PUNA_INLINE F times(F a, F b) { return _mm512_mul_ps(a, b); }
   static PUNA_INLINE F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }

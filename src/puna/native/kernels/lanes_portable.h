@@ -8,6 +8,8 @@ namespace puna {
 namespace {
 
 struct Lanes {
+  static constexpr bool has_bfloats = false;
+  static constexpr int most_floats_of_tile = 1, float_stripes = 1;
   static constexpr int width = 16;
   static constexpr bool two_stripes = false;
   static constexpr int most_tokens_in_registers = 0, most_tokens_of_tile = 1;
@@ -78,6 +80,11 @@ struct Lanes {
   }
   static PUNA_INLINE I add(I a, I b) { return each<I>([&](int i) { return a.v[i] + b.v[i]; }); }
   static PUNA_INLINE F to_float(I v) { return each<F>([&](int i) { return static_cast<float>(v.v[i]); }); }
+  static PUNA_INLINE F as_float(I bits) { return each<F>([&](int i) { return float_of_bits(static_cast<uint32_t>(bits.v[i])); }); }
+  template <int n> static PUNA_INLINE I left32(I v) { return each<I>([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(v.v[i]) << n); }); }
+  template <int n> static PUNA_INLINE I right32(I v) { return each<I>([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(v.v[i]) >> n); }); }
+  static PUNA_INLINE I less(I a, I b) { return each<I>([&](int i) { return a.v[i] - b.v[i]; }); }
+  static PUNA_INLINE I whole(int v) { return each<I>([&](int) { return v; }); }
   static PUNA_INLINE F set(float v) { return each<F>([&](int) { return v; }); }
   static PUNA_INLINE F times(F a, F b) { return each<F>([&](int i) { return a.v[i] * b.v[i]; }); }
   static PUNA_INLINE F multiply_add(F a, F b, F c) { return each<F>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const Instructions* known[] = {
 #if defined(__x86_64__)
-    &avx512_vnni_instructions, &avx512_instructions, &avx_vnni_instructions, &avx2_instructions,
+    &avx512_bf16_instructions, &avx512_vnni_instructions, &avx512_instructions, &avx_vnni_instructions, &avx2_instructions,
 #endif
     &portable_instructions,
 };
@@ -26,7 +26,7 @@ struct Matrix {
 };
 
 void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, float* y, int n_threads) {
-  const Chunks chunks(m.n_in, a.n);
+  const Chunks chunks(m.format->rounding, m.n_in, a.n);
   const int64_t n_stripes = stripes_of(m.n_rows), pairs = (n_stripes + 1) / 2;
   const int64_t per_chunk = n_threads == 1 ? 1 : smaller(pairs, n_threads * pieces_of_thread);
   m.pieces.each(static_cast<int>(per_chunk * chunks.n), n_threads, [&](int i) {

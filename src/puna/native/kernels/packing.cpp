@@ -121,6 +121,19 @@ void put_block(const FileIQ4_XS& from, PackedIQ4_XS& to, int, int r) {
   to.d[r] = from.d;
 }
 
+void put_block(const FileMXFP4& from, PackedMXFP4& to, int part, int r) {
+  put_nibbles(to.q[part], r, from.q);
+  to.e[part][r] = from.e;
+}
+
+void put_block(const FileHalves& from, PackedF16& to, int, int r) {
+  for (int k = 0; k < 32; k++) to.q[k][r] = from.q[k];
+}
+
+void put_block(const FileHalves& from, PackedBF16& to, int, int r) {
+  for (int k = 0; k < 32; k++) to.q[k / 2][r][k % 2] = from.q[k];
+}
+
 // *weights* in a block of the file, of which so many *parts* share a block of the stripe.
 template <class File, class Packed, int weights, int parts>
 void pack_as(const uint8_t* rows, int64_t n_in, int64_t first, int64_t n_rows, uint8_t* packed) {
@@ -199,6 +212,20 @@ void get_32(const PackedIQ4_XS& p, int j, int r, float* y) {
   for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nonlinear[nibble(p.q[j], r, k)]);
 }
 
+void get_32(const PackedMXFP4& p, int part, int r, float* y) {
+  const uint32_t e = p.e[part][r];
+  const float d = float_of_bits(e < 2 ? 0x200000u << e : (e - 1) << 23);
+  for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(fourbits[nibble(p.q[part], r, k)]);
+}
+
+void get_32(const PackedF16& p, int, int r, float* y) {
+  for (int k = 0; k < 32; k++) y[k] = from_half(p.q[k][r]);
+}
+
+void get_32(const PackedBF16& p, int, int r, float* y) {
+  for (int k = 0; k < 32; k++) y[k] = float_of_bits(static_cast<uint32_t>(p.q[k / 2][r][k % 2]) << 16);
+}
+
 template <class Packed, int parts> using Get = void (*)(const Packed&, int, int, float*);
 
 template <class Packed, int parts>
@@ -223,6 +250,9 @@ void pack(const Format& format, const uint8_t* rows, int64_t n_in, int64_t first
     case type_q5_k: return pack_as<FileQ5_K, PackedQ5_K, 256, 1>(rows, n_in, first, n, packed);
     case type_q6_k: return pack_as<FileQ6_K, PackedQ6_K, 256, 1>(rows, n_in, first, n, packed);
     case type_iq4_xs: return pack_as<FileIQ4_XS, PackedIQ4_XS, 256, 1>(rows, n_in, first, n, packed);
+    case type_mxfp4: return pack_as<FileMXFP4, PackedMXFP4, 32, 4>(rows, n_in, first, n, packed);
+    case type_f16: return pack_as<FileHalves, PackedF16, 32, 1>(rows, n_in, first, n, packed);
+    case type_bf16: return pack_as<FileHalves, PackedBF16, 32, 1>(rows, n_in, first, n, packed);
   }
 }
 
@@ -238,6 +268,9 @@ void unpack_row(const Format& format, const uint8_t* packed, int64_t n_in, int64
     case type_q5_k: return unpack_as<PackedQ5_K, 8>(packed, n_in, row, y);
     case type_q6_k: return unpack_as<PackedQ6_K, 8>(packed, n_in, row, y);
     case type_iq4_xs: return unpack_as<PackedIQ4_XS, 8>(packed, n_in, row, y);
+    case type_mxfp4: return unpack_as<PackedMXFP4, 4>(packed, n_in, row, y);
+    case type_f16: return unpack_as<PackedF16, 1>(packed, n_in, row, y);
+    case type_bf16: return unpack_as<PackedBF16, 1>(packed, n_in, row, y);
   }
 }
 

@@ -15,8 +15,9 @@ inline int64_t stripes_of(int64_t n_rows) { return (n_rows + rows_of_stripe - 1)
 struct Chunks {
   int64_t n, size, tile;
 
-  Chunks(int64_t n_in, int64_t n_tokens) {
-    const int64_t most = larger(activation_bytes / n_in / tokens_at_once, 1) * tokens_at_once;
+  Chunks(Rounding rounding, int64_t n_in, int64_t n_tokens) {
+    const int64_t token_bytes = n_in * Activations::value_bytes(rounding);
+    const int64_t most = larger(activation_bytes / token_bytes / tokens_at_once, 1) * tokens_at_once;
     n = (n_tokens + most - 1) / most;
     size = (n_tokens + n - 1) / n;
     const int64_t n_tiles = (size + tokens_at_once - 1) / tokens_at_once;

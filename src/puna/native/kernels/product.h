@@ -45,8 +45,10 @@ template <class L, int g = 0> PUNA_INLINE void add_fifth_bits(typename L::I h, t
   }
 }
 
-template <class L> PUNA_INLINE void look_up(typename L::I* w) {
-  alignas(16) static const uint8_t table[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) constexpr uint8_t nonlinear_table[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) constexpr uint8_t fourbits_table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+template <class L> PUNA_INLINE void look_up(const uint8_t* table, typename L::I* w) {
   const auto values = L::table(table);
   PUNA_UNROLL for (int g = 0; g < 8; g++) w[g] = L::look_up(values, w[g]);
 }
@@ -60,7 +62,7 @@ struct Q4_0 {
   template <class L> static PUNA_INLINE void unpack(const Packed& p, int part, int at, typename L::I* w) {
     nibbles_of<L>(p.q[part], at, w);
   }
-  static PUNA_INLINE const half* scale(const Packed& p, int part) { return p.d[part]; }
+  template <class L> static PUNA_INLINE typename L::F scale(const Packed& p, int part, int row) { return L::load_half(p.d[part] + row); }
 };
 
 struct IQ4_NL : Q4_0 {
@@ -68,7 +70,7 @@ struct IQ4_NL : Q4_0 {
   static constexpr int bits = 8, offset = 128;
   template <class L> static PUNA_INLINE void unpack(const Packed& p, int part, int at, typename L::I* w) {
     nibbles_of<L>(p.q[part], at, w);
-    look_up<L>(w);
+    look_up<L>(nonlinear_table, w);
   }
 };
 
@@ -79,7 +81,7 @@ struct Q4_1 {
   template <class L> static PUNA_INLINE void unpack(const Packed& p, int, int at, typename L::I* w) {
     nibbles_of<L>(p.q, at, w);
   }
-  static PUNA_INLINE const half* scale(const Packed& p, int) { return p.d; }
+  template <class L> static PUNA_INLINE typename L::F scale(const Packed& p, int, int row) { return L::load_half(p.d + row); }
   static PUNA_INLINE const half* minimum(const Packed& p) { return p.m; }
 };
 
@@ -91,7 +93,7 @@ struct Q5_0 {
     nibbles_of<L>(p.q[part], at, w);
     add_fifth_bits<L>(L::load(p.h[part] + at), w);
   }
-  static PUNA_INLINE const half* scale(const Packed& p, int part) { return p.d[part]; }
+  template <class L> static PUNA_INLINE typename L::F scale(const Packed& p, int part, int row) { return L::load_half(p.d[part] + row); }
 };
 
 struct Q5_1 {
@@ -102,7 +104,7 @@ struct Q5_1 {
     nibbles_of<L>(p.q, at, w);
     add_fifth_bits<L>(L::load(p.h + at), w);
   }
-  static PUNA_INLINE const half* scale(const Packed& p, int) { return p.d; }
+  template <class L> static PUNA_INLINE typename L::F scale(const Packed& p, int, int row) { return L::load_half(p.d + row); }
   static PUNA_INLINE const half* minimum(const Packed& p) { return p.m; }
 };
 
@@ -113,7 +115,22 @@ struct Q8_0 {
   template <class L> static PUNA_INLINE void unpack(const Packed& p, int part, int at, typename L::I* w) {
     PUNA_UNROLL for (int g = 0; g < 8; g++) w[g] = L::load(p.q[part][g] + at);
   }
-  static PUNA_INLINE const half* scale(const Packed& p, int part) { return p.d[part]; }
+  template <class L> static PUNA_INLINE typename L::F scale(const Packed& p, int part, int row) { return L::load_half(p.d[part] + row); }
+};
+
+struct MXFP4 {
+  using Packed = PackedMXFP4;
+  static constexpr Type type = type_mxfp4;
+  static constexpr int bits = 5, parts = 4, offset = 12;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int part, int at, typename L::I* w) {
+    nibbles_of<L>(p.q[part], at, w);
+    look_up<L>(fourbits_table, w);
+  }
+  // 2^(e - 128), which may be smaller than what a float's exponent can say: the product of two that it can.
+  template <class L> static PUNA_INLINE typename L::F scale(const Packed& p, int part, int row) {
+    const auto e = L::load_u8(p.e[part] + row), first = L::template right32<1>(e), second = L::less(e, first), bias = L::whole(63);
+    return L::times(L::as_float(L::template left32<23>(L::add(first, bias))), L::as_float(L::template left32<23>(L::add(second, bias))));
+  }
 };
 
 // Of blocks of 256: factors of each 32 or 16 weights; what is subtracted are sums of activations times whole numbers (of
@@ -171,7 +188,7 @@ struct IQ4_XS {
   static constexpr int bits = 8, factors = 8, sums = 8, first_sum = 16;
   template <class L> static PUNA_INLINE void unpack(const Packed& p, int j, int at, typename L::I* w) {
     nibbles_of<L>(p.q[j], at, w);
-    look_up<L>(w);
+    look_up<L>(nonlinear_table, w);
   }
   template <class L> static PUNA_INLINE typename L::I factor(const Packed& p, int i, int row) { return L::load_i8(p.s[i] + row); }
   template <class L> static PUNA_INLINE typename L::I taken(const Packed& p, int i, int row) { return L::load_i8(p.s[i] + row); }
@@ -335,7 +352,7 @@ template <class L, class W, int T, int S> void tiles_of_32(const Activations& a,
         if (row == 0) fetch_ahead<sizeof(Packed) / W::parts>(reinterpret_cast<const char*>(&p) + part * (sizeof(Packed) / W::parts));
         W::template unpack<L>(p, part, 4 * row, w[i].w);
         P::prepare(w[i]);
-        d[i] = L::load_half(W::scale(p, part) + row);
+        d[i] = W::template scale<L>(p, part, row);
         if constexpr (W::offset != 0) m[i] = L::times(d[i], L::set(-static_cast<float>(W::offset)));
         else m[i] = L::load_half(W::minimum(p) + row);
       }
@@ -473,6 +490,84 @@ template <class L, class W> void multiply_as(const Activations& a, const Work& w
   }
 }
 
+// ---- weights that are floats
+
+struct F16 {
+  using Packed = PackedF16;
+  // Weight 2 k + i of a register's rows.
+  template <class L> static PUNA_INLINE typename L::F value(const Packed& p, int k, int i, int row) { return L::load_half(p.q[2 * k + i] + row); }
+};
+
+struct BF16 {
+  using Packed = PackedBF16;
+  template <class L> static PUNA_INLINE typename L::F value(const Packed& p, int k, int i, int row) {
+    const auto both = L::load(p.q[k][row]);
+    return L::as_float(i ? L::both(both, L::whole(-65536)) : L::template left32<16>(both));
+  }
+};
+
+template <class L, class W, int T, int S> void tile_of_floats(const Activations& a, const Tile& tile) {
+  using F = typename L::F;
+  using Packed = typename W::Packed;
+  constexpr int units = Shape<L, S>::units;
+  F sums[T][units];
+  PUNA_UNROLL for (int t = 0; t < T; t++)
+    PUNA_UNROLL for (int u = 0; u < units; u++) sums[t][u] = L::set(0.0f);
+  for (int64_t b = 0; b < a.n_in / 32; b++) {
+    const float* x = a.x + (b * a.n + tile.first) * 32;
+    const Packed* blocks[S];
+    PUNA_UNROLL for (int s = 0; s < S; s++) {
+      blocks[s] = reinterpret_cast<const Packed*>(tile.stripe + s * tile.stripe_bytes) + b;
+      fetch_ahead<sizeof(Packed)>(blocks[s]);
+    }
+    for (int k = 0; k < 16; k++) {
+      if constexpr (L::has_bfloats) {
+        typename L::I w[units];
+        PUNA_UNROLL for (int u = 0; u < units; u++) w[u] = L::load(blocks[Shape<L, S>::stripe(u)]->q[k][Shape<L, S>::row(u)]);
+        PUNA_UNROLL for (int t = 0; t < T; t++) {
+          const auto v = L::four(x + 32 * t + k);
+          PUNA_UNROLL for (int u = 0; u < units; u++) sums[t][u] = L::dot_bfloats(sums[t][u], w[u], v);
+        }
+      } else {
+        PUNA_UNROLL for (int i = 0; i < 2; i++) {
+          F w[units];
+          PUNA_UNROLL for (int u = 0; u < units; u++)
+            w[u] = W::template value<L>(*blocks[Shape<L, S>::stripe(u)], k, i, Shape<L, S>::row(u));
+          PUNA_UNROLL for (int t = 0; t < T; t++) {
+            const F v = L::set(x[32 * t + 2 * k + i]);
+            PUNA_UNROLL for (int u = 0; u < units; u++) sums[t][u] = L::multiply_add(w[u], v, sums[t][u]);
+          }
+        }
+      }
+    }
+  }
+  for (int t = 0; t < T; t++) write<L, S>(tile, t, sums[t]);
+}
+
+template <class L, class W, int S, int T = L::most_floats_of_tile> PUNA_INLINE void tile_of_floats(int n, const Activations& a, const Tile& tile) {
+  if constexpr (T > 0) {
+    if (n == T) tile_of_floats<L, W, T, S>(a, tile);
+    else tile_of_floats<L, W, S, T - 1>(n, a, tile);
+  }
+}
+
+template <class L, class W> void multiply_floats(const Activations& a, const Work& work, int64_t bytes) {
+  for (int64_t s = work.begin; s < work.end; s += L::float_stripes) {
+    const int64_t row = s * rows_of_stripe, n_stripes = L::float_stripes == 2 && s + 1 < work.end ? 2 : 1, left = work.n_rows - row - (n_stripes - 1) * rows_of_stripe;
+    Tile tile{work.weights + s * bytes, bytes, work.first, 0, work.y + row, work.y_stride, nullptr,
+              static_cast<int>(left < rows_of_stripe ? left : rows_of_stripe)};
+    const int64_t n_parts = (work.n + L::most_floats_of_tile - 1) / L::most_floats_of_tile;
+    for (int64_t part = 0; part < n_parts; part++) {
+      const int64_t begin = work.first + work.n * part / n_parts, end = work.first + work.n * (part + 1) / n_parts;
+      tile.first = begin;
+      if (work.columns) tile.columns = work.columns + begin;
+      else tile.y = work.y + row + begin * work.y_stride;
+      if (n_stripes == 2) tile_of_floats<L, W, L::float_stripes>(static_cast<int>(end - begin), a, tile);
+      else tile_of_floats<L, W, 1>(static_cast<int>(end - begin), a, tile);
+    }
+  }
+}
+
 template <class L> void multiply(const Format& format, const Activations& a, const Work& work) {
   const int64_t bytes = stripe_bytes(format, a.n_in);
   switch (format.type) {
@@ -486,6 +581,9 @@ template <class L> void multiply(const Format& format, const Activations& a, con
     case type_q6_k: return multiply_as<L, Q6_K>(a, work, bytes);
     case type_iq4_nl: return multiply_as<L, IQ4_NL>(a, work, bytes);
     case type_iq4_xs: return multiply_as<L, IQ4_XS>(a, work, bytes);
+    case type_mxfp4: return multiply_as<L, MXFP4>(a, work, bytes);
+    case type_f16: return multiply_floats<L, F16>(a, work, bytes);
+    case type_bf16: return multiply_floats<L, BF16>(a, work, bytes);
   }
 }
 

@@ -1,13 +1,24 @@
 // Activations rounded as ggml rounds them, in 32 values at a time. Values::largest and Values::round are the
 // instruction set: the largest magnitude of 32 values, and those times a factor to the nearest whole number.
 #pragma once
+#include <cstring>
+
 #include "half.h"
 #include "instructions.h"
 
 namespace puna {
 namespace {
 
+inline void place_floats(Rounding rounding, const float* x, const Activations& a, int64_t t, int64_t begin, int64_t end) {
+  for (int64_t b = begin / 32; b < end / 32; b++) {
+    float* to = a.x + (b * a.n + t) * 32;
+    if (rounding == no_rounding) memcpy(to, x + 32 * b, 32 * sizeof(float));
+    else for (int k = 0; k < 32; k++) to[k] = float_of_bits(rounded_to_bfloat(bits_of_float(x[32 * b + k])));
+  }
+}
+
 template <class Values> void round_activations(Rounding rounding, const float* x, const Activations& a, int64_t t, int64_t begin, int64_t end) {
+  if (is_of_floats(rounding)) return place_floats(rounding, x, a, t, begin, end);
   if (rounding != blocks_of_256) {
     for (int64_t b = begin / 32; b < end / 32; b++) {
       const int64_t at = b * a.n + t;

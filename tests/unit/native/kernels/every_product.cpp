@@ -43,8 +43,13 @@ struct Format { int type, weights, bytes, scales[2]; };
 static uint8_t* random_file(const Format& f, int64_t n_blocks) {
   uint8_t* file = block<uint8_t>(n_blocks * f.bytes);
   for (int64_t i = 0; i < n_blocks * f.bytes; i++) file[i] = static_cast<uint8_t>(random_bits() >> 24);
+  for (int64_t b = 0; b < n_blocks; b++) {
+    if (f.type == 39) file[b * f.bytes] = static_cast<uint8_t>(120 + random_bits() % 8);
+    for (int k = 1; f.scales[0] < 0 && f.bytes == 64 && k < 64; k += 2) file[b * f.bytes + k] = 0x3c | (file[b * f.bytes + k] & 0x82);  // about 1
+  }
   for (int64_t b = 0; b < n_blocks; b++)
     for (int at : f.scales) {
+      if (at < 0) continue;
       file[b * f.bytes + at] = static_cast<uint8_t>(random_bits() >> 24);
       file[b * f.bytes + at + 1] = 0x20 | (random_bits() >> 24 & 0x83);  // of size 2^-7
     }
@@ -111,7 +116,8 @@ static double experts(const Format& f, int64_t n_inputs, int64_t n) {
 int main() {
   const Format formats[] = {{2, 32, 18, {0, 0}},   {3, 32, 20, {0, 2}},     {6, 32, 22, {0, 0}},    {7, 32, 24, {0, 2}},
                             {8, 32, 34, {0, 0}},   {12, 256, 144, {0, 2}},  {13, 256, 176, {0, 2}}, {14, 256, 210, {208, 208}},
-                            {20, 32, 18, {0, 0}},  {23, 256, 136, {0, 0}}};
+                            {20, 32, 18, {0, 0}},  {23, 256, 136, {0, 0}},  {39, 32, 17, {-1, -1}}, {1, 32, 64, {-1, -1}},
+                            {30, 32, 64, {-1, -1}}};
   const int64_t row_counts[] = {1, 15, 16, 17, 50}, token_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 64, 65};
   double worst = 0;
   for (const Format& f : formats)

@@ -15,13 +15,12 @@ from puna.native.kernels import library
 from puna.native.kernels.build import LIBRARY
 from puna.native.kernels.library import Kernels
 from tests import packed
-from tests.packed import ALL_TYPES, TYPES, TYPES_OF_256, block_of, error, matrix
+from tests.packed import ALL_TYPES, TYPES, TYPES_OF_256, WITH_GGML, block_of, error, matrix, rounded_for
 
 KERNELS = library.kernels()
 AVAILABLE = KERNELS.available()
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 64, 65, 130)
 
-WITH_GGML = 1e-6  # the same rounding of activations, sums in another order
 WITH_EXACT = 2e-2
 
 
@@ -51,7 +50,7 @@ def test_products_are_ggml_s(kernels: Kernels, cpu: products.Cpu, name: str, ins
     kernels.use(instructions)
     for n_in, n_rows in ((block, 1), (3 * block, 16), (2 * block, 40), (5 * block, 55)):
         data, _ = products.random_weights(tensor_type, n_in * n_rows)
-        x = activations(max(COUNTS), n_in)
+        x = rounded_for(name, activations(max(COUNTS), n_in))
         expected = packed.ggml_product(cpu, tensor_type, data, x, n_rows)
         with matrix(kernels, tensor_type, data, n_in, n_rows) as weights:
             for n in COUNTS:
@@ -191,7 +190,8 @@ def test_what_is_packed_is_little_larger_than_the_file() -> None:
 
 
 def test_other_types_and_shapes_are_not_packed() -> None:
-    assert KERNELS.puna_packed_bytes(products.weight_types()["f16"], 256, 16) == 0
+    assert KERNELS.puna_packed_bytes(products.weight_types()["q2_K"], 256, 16) == 0
+    assert KERNELS.puna_packed_bytes(ALL_TYPES["f16"], 48, 16) == 0
     assert KERNELS.puna_packed_bytes(ALL_TYPES["q4_K"], 96, 16) == 0
     assert KERNELS.puna_packed_bytes(ALL_TYPES["q4_0"], 48, 16) == 0
 
