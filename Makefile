@@ -15,7 +15,7 @@ override PROMPT :=
 endif
 export PROMPT QUESTION
 
-.PHONY: help run native test explore check format docs bench clean FORCE
+.PHONY: help run native test explore check format docs dist bench clean FORCE
 
 help:
 	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
@@ -26,6 +26,7 @@ help:
 	@echo 'make check                format, lint, types, imports'
 	@echo 'make format               bring the code into the expected format'
 	@echo 'make docs                 write what documents and the manual take from code and tests'
+	@echo 'make dist                 wheel and source archive, into dist/'
 	@echo 'make bench                measure the engine against libllama'
 	@echo 'make clean                remove .venv and caches (compiled libraries stay in the user cache)'
 
@@ -66,6 +67,10 @@ format: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m tools.models_table
 	$(BIN)/python -m tools.manual
+
+dist: .venv/dev
+	rm -rf dist
+	$(BIN)/python -m build
 
 bench: .venv/dev
 	$(BIN)/python -m bench.engine $(ARGS)

@@ -1,6 +1,6 @@
 """The package's own build: as pyproject.toml says, and the matrix products compiled for this kind of processor.
 
-Without a compiler the package is built all the same: it runs on ggml's products then.
+Without a compiler the package is built all the same: it runs on ggml's products then, and its wheel fits any platform.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 KERNELS = Path("puna") / "native" / "kernels"
+SHARED = Path(__file__).parent / "share"  # manual and completions, where shells and man look for them under any prefix
 
 
 def _builder() -> ModuleType:
@@ -25,22 +27,46 @@ def _builder() -> ModuleType:
     return module
 
 
+BUILDER = _builder()
+
+
 class BuildWithKernels(build_py):
     def run(self) -> None:
         super().run()
-        builder = _builder()
-        folder = builder.FOLDER if self.editable_mode else Path(self.build_lib) / KERNELS
+        folder = BUILDER.FOLDER if self.editable_mode else Path(self.build_lib) / KERNELS
+        (folder / BUILDER.LIBRARY.name).unlink(missing_ok=True)  # of an earlier build, perhaps of other sources
         try:
-            builder.build(folder / builder.LIBRARY.name)
-        except builder.BuildError as error:
+            BUILDER.build(folder / BUILDER.LIBRARY.name)
+        except BUILDER.BuildError as error:
             print(f"Puna's own matrix products were not compiled, ggml's will be used: {error}")
 
 
 class PlatformDistribution(Distribution):
-    """Its wheel is for one platform, although nothing of it is a module of Python's."""
+    """With compiled products it is for one platform, although nothing of it is a module of Python's."""
 
     def has_ext_modules(self) -> bool:
-        return True
+        return bool(BUILDER.compiler())
 
 
-setup(distclass=PlatformDistribution, cmdclass={"build_py": BuildWithKernels})
+class WheelForEveryPython(bdist_wheel):
+    """The products are opened by ctypes: one wheel serves every version of Python on its platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        platform = super().get_tag()[2]
+        return "py3", "none", platform
+
+
+def data_files() -> list[tuple[str, list[str]]]:
+    folders = sorted({path.parent for path in SHARED.rglob("*") if path.is_file()})
+    root = SHARED.parent
+    return [
+        (str(folder.relative_to(root)), sorted(str(path.relative_to(root)) for path in folder.iterdir() if path.is_file()))
+        for folder in folders
+    ]
+
+
+setup(
+    distclass=PlatformDistribution,
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelForEveryPython},
+    data_files=data_files(),
+)
