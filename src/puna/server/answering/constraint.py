@@ -6,7 +6,7 @@ from puna.prompt import harmony
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.thinking import Tags
 from puna.server.prompting.plan import PromptPlan
-from puna.wire import Grammar, Thoughts
+from puna.wire import Grammar, Thinking
 
 
 def grammar_for(plan: PromptPlan, prompt: str) -> Grammar | None:
@@ -15,7 +15,7 @@ def grammar_for(plan: PromptPlan, prompt: str) -> Grammar | None:
     return with_thoughts(request.grammar, output.format.tags if output.format and may_think else None, prompt, output.begun)
 
 
-def thinking_for(plan: PromptPlan, prompt: str) -> Thoughts | None:
+def thinking_for(plan: PromptPlan, prompt: str) -> Thinking | None:
     output = plan.output
     if output.format is None or not output.has_thinking or output.is_final_message:
         return None
@@ -30,13 +30,13 @@ def with_thoughts(grammar: Grammar | None, tags: Tags | None, prompt: str, begun
     if grammar is None or tags is None:
         return grammar
     begin = "" if tags.are_open_in(prompt, begun) else tags.begin
-    return Grammar(kind=grammar.kind, text=grammar.text, thought_begin=begin, thought_end=tags.end)
+    return Grammar(kind=grammar.kind, text=grammar.text, thinking_begin=begin, thinking_end=tags.end)
 
 
-def thoughts_of(output: OutputFormat, prompt: str, budget: int, begun: str = "") -> Thoughts:
+def thoughts_of(output: OutputFormat, prompt: str, budget: int, begun: str = "") -> Thinking:
     """How a model of this format marks its thoughts in what follows a prompt, and how many tokens of them it may write."""
     if output.is_harmony:
         begin, end, ending = harmony.THOUGHT_BEGIN, harmony.THOUGHT_END, harmony.TO_ANSWER
-        return Thoughts(begin=begin, end=end, ending=ending, repeats=True, budget=budget)
+        return Thinking(begin=begin, end=end, ending=ending, repeats=True, budget=budget)
     tags = output.tags
-    return Thoughts(begin=tags.begin, end=tags.end, is_open=tags.are_open_in(prompt, begun), budget=budget)
+    return Thinking(begin=tags.begin, end=tags.end, is_open=tags.are_open_in(prompt, begun), budget=budget)
