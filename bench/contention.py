@@ -86,7 +86,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def n_threads_of(engine: Engine) -> int:
-    loaded = engine._need()
+    loaded = engine.loop.model
     return loaded.threads.count if loaded.threads else 0
 
 

@@ -17,12 +17,11 @@ def is_greedy(engine: Engine, model: Path, done: Done) -> bool:
     Long answers of random models cannot be compared as texts: a state computed in other steps differs in the fourth digit,
     and one choice that turns on it makes everything after it another text.
     """
-    assert engine._loaded is not None
     said = range(done.prompt_eval_count, len(done.tokens))
     with PunaEngine(model, n_ctx=2048, n_batch=2048) as puna:
         n = len(done.tokens)
         logits = puna.decode(done.tokens, range(n), [0] * n, [p - 1 for p in said]).copy()
     chosen = logits[np.arange(len(said)), [done.tokens[p] for p in said]]
-    logits[:, list(engine._loaded.tokenizer.end_tokens)] = -np.inf  # never chosen here
+    logits[:, list(engine.loop.model.tokenizer.end_tokens)] = -np.inf  # never chosen here
     best = logits.max(1)
     return bool((chosen >= best - 0.01 * np.abs(best)).all())

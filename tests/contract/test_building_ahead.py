@@ -37,9 +37,8 @@ def engine(model: Path) -> Iterator[Engine]:
 
 
 def forward_of(engine: Engine) -> Forward:
-    assert engine._loaded is not None
-    assert isinstance(engine._loaded.forward, Forward)
-    return engine._loaded.forward
+    assert isinstance(engine.loop.model.forward, Forward)
+    return engine.loop.model.forward
 
 
 def said(answers: list[Answer]) -> list[str]:

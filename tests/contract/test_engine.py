@@ -14,7 +14,7 @@ import pytest
 from puna.errors import BadRequest, ContextOverflow, FileFormatError
 from puna.runner.engine import Engine, RequestHandle
 from puna.runner.service import NotLoaded
-from puna.runner.tasks.completion import Request
+from puna.runner.tasks.completion import Completion
 from puna.wire import (
     CompletionReply,
     CompletionRequest,
@@ -59,10 +59,8 @@ def check_integrity(engine: Engine) -> None:
 
 
 def check_books(engine: Engine) -> None:
-    assert engine._loaded is not None
-    assert engine._slots is not None
-    engine._loaded.cache.check_integrity()
-    engine._slots.check_integrity()
+    engine.loop.model.cache.check_integrity()
+    engine.loop.scheduler.slots.check_integrity()
 
 
 def faults_after_steps(engine: Engine) -> list[AssertionError]:
@@ -277,7 +275,7 @@ def test_cancel_in_the_middle_of_a_prompt_ends_the_compute(tmp_path: Path) -> No
     engine = started(path, n_ctx=4096, n_batch=2048)
     try:
         answer = Answer(engine, "seven " * 2500)
-        wait_until(lambda: bool(engine._in_step))
+        wait_until(lambda: bool(engine.loop.step.tasks))
         time.sleep(0.05)
         answer.handle.cancel()
         assert answer.done().reason == "cancelled"
@@ -285,7 +283,7 @@ def test_cancel_in_the_middle_of_a_prompt_ends_the_compute(tmp_path: Path) -> No
         follower = Answer(engine, "hello", n_predict=2)
         assert follower.done().eval_count == 2
         assert steps <= 1, "the prompt was computed to its end"
-        assert isinstance(answer.handle._request, Request)
+        assert isinstance(answer.handle._request, Completion)
         assert answer.handle._request.n_computed == 0, "the step was computed to its end"
     finally:
         engine.close()
@@ -330,10 +328,9 @@ def test_a_fault_in_the_engine_s_own_books_fails_requests_and_not_the_engine(
 ) -> None:
     engine = started(model)
     try:
-        assert engine._slots is not None
         running = Answer(engine, "the sea", n_predict=4000)
         wait_until(lambda: bool(running.text))
-        monkeypatch.setattr(engine._slots, "acquire", lambda *_: 1 / 0)
+        monkeypatch.setattr(engine.loop.scheduler.slots, "acquire", lambda *_: 1 / 0)
         unlucky = Answer(engine, "hello")
         assert unlucky.ended.wait(PATIENCE_S)
         assert running.ended.wait(PATIENCE_S)
@@ -366,12 +363,10 @@ def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(mod
         wait_until(lambda: engine.health().active == 0 and engine.health().waiting == 0)
         assert not faults
         check_integrity(engine)
-        assert engine._loaded is not None
-        assert engine._slots is not None
-        assert not any(slot.is_busy for slot in engine._slots.slots)
-        while engine._slots.evict():
+        assert not any(slot.is_busy for slot in engine.loop.scheduler.slots.slots)
+        while engine.loop.scheduler.slots.evict():
             pass
-        cells = engine._loaded.cache
+        cells = engine.loop.model.cache
         assert all(cells.length(s) == 0 for s in range(6)), "cells that nobody remembers"
     finally:
         engine.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from puna.runner.engine import Engine
-from puna.runner.tasks.completion import Request
+from puna.runner.tasks.completion import Completion
 from tests.contract.test_engine import Answer, check_integrity, started
 from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
@@ -46,8 +46,8 @@ class Company:
         self.long = Answer(engine, LONG, n_predict=4)
 
     def _note(self) -> None:
-        for task in self._engine._running:
-            if isinstance(task, Request) and task.n_generated <= 1:
+        for task in self._engine.loop.scheduler.running:
+            if isinstance(task, Completion) and task.n_generated <= 1:
                 self.silent_steps[task.wire.prompt] += 1
         if self.silent_steps[LONG] and not self.short:
             self.short = [Answer(self._engine, f"{chr(97 + i)} {SHORT}", n_predict=4) for i in range(self._n_short)]

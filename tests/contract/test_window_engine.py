@@ -25,8 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path) -> Iterator[Engine]:
     engine = started(model, n_ctx=1024, n_batch=64)
     yield engine
-    assert engine._loaded is not None
-    cache = engine._loaded.cache
+    cache = engine.loop.model.cache
     assert isinstance(cache, LayeredCache)
     check_integrity(engine)
     engine.close()

@@ -12,15 +12,17 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import puna.runner.engine as engine_module
+import puna.runner.loading.loader as loader_module
 from puna.native.library import opened
-from puna.runner.engine import Engine
+from puna.runner.engine import Engine, StepLoop
 from puna.runner.loading.load import Loaded, read_weights
 from puna.runner.process.main import main
-from puna.runner.tasks.completion import Request
+from puna.runner.scheduling.scheduler import Plan
 
 
 def die(way: str) -> None:
@@ -36,32 +38,33 @@ def die(way: str) -> None:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-class DyingEngine(Engine):
+class DyingLoop(StepLoop):
     """Dies in the first step of its phase."""
 
     phase, way = "", ""
 
-    def _compute(self, loaded: Loaded, chosen: list[tuple[Request, int]]) -> None:
-        phase = "prefill" if any(count > 1 for _, count in chosen) else "decode"
+    def _compute(self, plan: Plan[Any]) -> None:
+        phase = "prefill" if any(part.n_tokens > 1 for part in plan.parts) else "decode"
         if phase == self.phase:
-            DyingEngine.phase = ""
+            DyingLoop.phase = ""
             die(self.way)
-        super()._compute(loaded, chosen)
+        super()._compute(plan)
 
 
 def make(path: Path) -> Engine:
     plan = Path(os.environ["DYING"])
     if plan.exists():
-        DyingEngine.phase, DyingEngine.way = plan.read_text().split()
+        DyingLoop.phase, DyingLoop.way = plan.read_text().split()
         plan.unlink()
-    if DyingEngine.phase == "load":
+    if DyingLoop.phase == "load":
 
         def read_and_die(loaded: Loaded, progress: Callable[[float], None]) -> None:
-            die(DyingEngine.way)
+            die(DyingLoop.way)
             read_weights(loaded, progress)
 
-        vars(engine_module)["read_weights"] = read_and_die
-    return DyingEngine(path)
+        vars(loader_module)["read_weights"] = read_and_die
+    vars(engine_module)["StepLoop"] = DyingLoop
+    return Engine(path)
 
 
 if __name__ == "__main__":

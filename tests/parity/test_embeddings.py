@@ -14,7 +14,7 @@ import pytest
 
 from puna.errors import ContextOverflow
 from puna.runner.engine import Engine
-from puna.runner.tasks.embedding import PACKED_TOKENS
+from puna.runner.scheduling.packing import PACKED_TOKENS
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
 from tests.models.table import EMBEDDERS, ENCODERS

@@ -13,7 +13,7 @@ from puna.errors import ContextOverflow, FileFormatError, MissingTensors, Unsupp
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import TensorType
 from puna.runner.engine import Engine
-from puna.runner.tasks.embedding import Pairs, TemplatedPairs, pair_separator
+from puna.runner.tasks.pairs import Pairs, TemplatedPairs, pair_separator
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import Failed, LoadOptions, LoadRequest
 from tests.models.dialect import Translation

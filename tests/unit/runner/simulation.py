@@ -5,6 +5,7 @@ Nothing here depends on time or on a model file. Time is counted in steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,12 @@ from tests.unit.runner.seeing_library import LibraryModel, make_library_cache
 from puna.engines import Choice
 from puna.kvcache.cache import Limits
 from puna.model.pooling import Pooling
-from puna.runner.engine import Engine, RequestHandle
+from puna.runner.engine import Engine, RequestHandle, StepLoop
 from puna.runner.loading.engines import SEQUENCES_PER_REQUEST
 from puna.runner.loading.load import Loaded
 from puna.runner.prefixes.slots import Slots
 from puna.runner.scheduling.admission import MIN_SHARED
-from puna.runner.tasks.completion import Request
+from puna.runner.tasks.completion import Completion
 from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Health, Piece, SamplingOptions
 
 MEGABYTE = 1 << 20
@@ -82,9 +83,9 @@ class Asked:
     older: list[Asked] = field(default_factory=list)  # those that had not ended when it came
 
     @property
-    def request(self) -> Request:
+    def request(self) -> Completion:
         request = self.handle._request
-        assert isinstance(request, Request)
+        assert isinstance(request, Completion)
         return request
 
     @property
@@ -135,15 +136,15 @@ class Simulation:
         if host_cache is not None:
             host_cache._spare = lambda: MEGABYTE << 10
         self.slots = Slots(self.cache, n_parallel, limits.max_sequences, host_cache)
-        self.engine._loaded, self.engine._slots = self.loaded, self.slots
-        self.engine._health = Health(status="ready")
+        self.engine._loader.model, self.engine._loader.state = self.loaded, Health(status="ready")
+        self.engine._loop = StepLoop(self.engine._loader, self.loaded, self.slots, math.inf, self.engine._after_step)
         self.asked: list[Asked] = []
         self._asked_by: dict[int, Asked] = {}  # by the identity of its request
         self.n_pauses = 0
 
     def _of(self, sequence: int) -> Asked:
         """Whose sequence it is."""
-        (request,) = (r for r in self.engine._running if r.slot == sequence)
+        (request,) = (r for r in self.engine.loop.scheduler.running if r.slot == sequence)
         return self._asked_by[id(request)]
 
     def _history(self, sequence: int) -> Sequence[int]:
@@ -157,8 +158,8 @@ class Simulation:
         return self.model.n_tokens
 
     @property
-    def running(self) -> list[Request]:
-        return [r for r in self.engine._running if isinstance(r, Request)]
+    def running(self) -> list[Completion]:
+        return [r for r in self.engine.loop.scheduler.running if isinstance(r, Completion)]
 
     def ask(self, prompt: Sequence[int], n_predict: int = 20, *, shift: bool = False, **fields: Any) -> Asked:
         wire = CompletionRequest(
@@ -187,39 +188,42 @@ class Simulation:
     def turn(self) -> None:
         """One turn of the engine, after which the books are right and nobody was passed over."""
         before, paused = self.running, [r for r in self.running if r.is_paused]
-        waiting = [r for r in self.engine._waiting if isinstance(r, Request)]
-        self.engine._turn()
+        waiting = [r for r in self.engine.loop.queue._waiting if isinstance(r, Completion)]
+        self.engine.loop.turn()
         assert not self.model.faults, self.model.faults[0]
         self.slots.check_integrity()
         self.cache.check_integrity()
-        still_waiting = {id(r) for r in self.engine._waiting}
+        still_waiting = {id(r) for r in self.engine.loop.queue._waiting}
         started = [r for r in waiting if id(r) not in still_waiting and r.order]
         self._check_starts(before, paused, started, [r for r in waiting if id(r) in still_waiting])
         self._check_pauses(paused)
 
-    def _check_starts(self, before: list[Request], paused: list[Request], started: list[Request], waiting: list[Request]) -> None:
+    def _check_starts(
+        self, before: list[Completion], paused: list[Completion], started: list[Completion], waiting: list[Completion]
+    ) -> None:
         assert not (started and paused), "somebody was started while another had given way"
         for passed in waiting:
             younger = [r for r in started if self._arrival(r) > self._arrival(passed)]
             computing = [r for r in (*before, *started) if alike(r.tokens, passed.tokens) >= MIN_SHARED]
             assert not younger or computing, "somebody was passed over who was not waiting for a prefix"
 
-    def _check_pauses(self, paused: list[Request]) -> None:
+    def _check_pauses(self, paused: list[Completion]) -> None:
         going = [r.order for r in self.running if not r.is_paused]
         resting = [r for r in self.running if r.is_paused]
         assert all(r.order > max(going, default=0) for r in resting), "somebody goes on past one who came before"
         self.n_pauses += len([r for r in resting if all(r is not p for p in paused)])
 
-    def _arrival(self, request: Request) -> int:
+    def _arrival(self, request: Completion) -> int:
         return self._asked_by[id(request)].number
 
     def run(self, until: Callable[[], bool] | None = None, turns: int = 20_000) -> None:
         """Until nobody is left, or something has happened."""
         for _ in range(turns):
-            if until() if until else not (self.engine._running or self.engine._waiting):
+            if until() if until else not (self.engine.loop.scheduler.running or self.engine.loop.queue._waiting):
                 return
             self.turn()
-        raise AssertionError(f"after {turns} turns {len(self.engine._running)} run and {len(self.engine._waiting)} wait")
+        loop = self.engine.loop
+        raise AssertionError(f"after {turns} turns {len(loop.scheduler.running)} run and {len(loop.queue)} wait")
 
     def expected(self, asked: Asked) -> tuple[list[int], str]:
         """The tokens of the answer, and the reason for its end, in any company."""

@@ -151,7 +151,7 @@ def test_books_that_cannot_be_mended_are_an_error_that_everyone_is_told(monkeypa
     asked = three(engine)
     monkeypatch.setattr(engine.slots, "record", explode)
     monkeypatch.setattr(engine.slots, "start_afresh", explode)
-    engine.engine._turn()
+    engine.engine.loop.turn()
     assert [type(a.end) for a in asked] == [Failed] * 3
     assert engine.engine.health().status == "error"
     assert "it panicked" in engine.engine.health().error
@@ -162,15 +162,15 @@ def test_books_that_cannot_be_mended_are_an_error_that_everyone_is_told(monkeypa
 def start(engine: Simulation, monkeypatch: pytest.MonkeyPatch, load: Callable[..., None] = lambda _progress: None) -> None:
     """The engine's own thread."""
     monkeypatch.setattr(engine.loaded.backend, "load", load, raising=False)
-    thread = threading.Thread(target=engine.engine._run, daemon=True)
-    engine.engine._thread = thread
+    thread = threading.Thread(target=engine.engine.loop.run, daemon=True)
+    engine.engine.loop.thread = thread
     thread.start()
 
 
 def ended(engine: Simulation) -> None:
-    assert engine.engine._thread is not None
-    engine.engine._thread.join(PATIENCE_S)
-    assert not engine.engine._thread.is_alive()
+    assert engine.engine.loop.thread is not None
+    engine.engine.loop.thread.join(PATIENCE_S)
+    assert not engine.engine.loop.thread.is_alive()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -179,7 +179,7 @@ def test_a_thread_that_ends_all_the_same_tells_everyone_and_is_noticed_though_no
 ) -> None:
     engine = simulation()
     asked = three(engine)
-    monkeypatch.setattr(engine.engine, "_wait_for_work", explode)
+    monkeypatch.setattr(engine.engine.loop.queue, "wait", explode)
     start(engine, monkeypatch)
     ended(engine)
     assert [type(a.end) for a in asked] == [Failed] * 3
@@ -192,8 +192,8 @@ def test_a_thread_that_ends_all_the_same_tells_everyone_and_is_noticed_though_no
 def test_a_dead_thread_is_an_error_whatever_it_had_said_before() -> None:
     engine = simulation()
     assert engine.engine.health().status == "ready"
-    engine.engine._thread = threading.Thread(target=lambda: None)
-    engine.engine._thread.start()
+    engine.engine.loop.thread = threading.Thread(target=lambda: None)
+    engine.engine.loop.thread.start()
     ended(engine)
     assert engine.engine.health().status == "error"
     with pytest.raises(NotLoaded):
@@ -290,8 +290,8 @@ def watched(engine: Simulation) -> str:
 
 def test_a_dead_thread_is_noticed_though_nobody_is_active() -> None:
     engine = simulation()
-    engine.engine._thread = threading.Thread(target=lambda: None)
-    engine.engine._thread.start()
+    engine.engine.loop.thread = threading.Thread(target=lambda: None)
+    engine.engine.loop.thread.start()
     ended(engine)
     assert "the engine's thread has ended" in watched(engine)
 

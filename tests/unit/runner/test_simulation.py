@@ -211,12 +211,12 @@ def test_nobody_is_started_while_one_who_gave_way_waits_for_room(kind: str) -> N
     long = simulation.ask(tokens(chance, 400), 500, ignore_eos=True)
     n_younger = 0
     while long.end is None:
-        while len(simulation.engine._waiting) < 2:
+        while len(simulation.engine.loop.queue._waiting) < 2:
             simulation.ask(tokens(chance, 30), 30, ignore_eos=True)
         paused = [r for r in simulation.running if r.is_paused]
-        before = len(simulation.asked) - len(simulation.engine._waiting)
+        before = len(simulation.asked) - len(simulation.engine.loop.queue._waiting)
         simulation.turn()
-        n_younger += bool(paused) * (len(simulation.asked) - len(simulation.engine._waiting) - before)
+        n_younger += bool(paused) * (len(simulation.asked) - len(simulation.engine.loop.queue._waiting) - before)
         assert simulation.model.n_steps < 2000, "it starves"
     assert simulation.n_pauses > 0
     assert n_younger == 0

@@ -25,8 +25,8 @@ from puna.model.pooling import Encoder, Pooling, pooling_of
 from puna.model.registry import open_model
 from puna.native.kernels.library import PLACE, wanted
 from puna.native.selftest import verdict
+from puna.runner.scheduling.packing import MAX_TEXTS, PACKED_TOKENS
 from puna.runner.step.forward import Compute, Forward
-from puna.runner.tasks.embedding import MAX_TEXTS, PACKED_TOKENS
 from puna.wire import LoadOptions, MemoryReport
 
 log = logging.getLogger(__name__)
@@ -79,13 +79,13 @@ def open_file(file: GGUFFile, options: LoadOptions, n_threads: int, new_engine: 
     refusal: UnsupportedModel | MissingTensors | None = None
     if choice.engine == "puna":
         try:
-            return _said(file, _open_with_puna(file, options, n_threads, choice))
+            return _logged(file, _open_with_puna(file, options, n_threads, choice))
         except (UnsupportedModel, MissingTensors) as error:
             if choice.is_forced:
                 raise
             refusal, choice = error, Choice("compat", str(error).removeprefix(f"{file.path}: "))
     try:
-        return _said(file, _open_with_libllama(file, options, n_threads, choice))
+        return _logged(file, _open_with_libllama(file, options, n_threads, choice))
     except (UnsupportedModel, FileFormatError, LoadError) as error:
         if isinstance(refusal, MissingTensors):
             raise refusal from None  # it names all that are missing, not only the first
@@ -95,7 +95,7 @@ def open_file(file: GGUFFile, options: LoadOptions, n_threads: int, new_engine: 
         raise UnsupportedModel(f"{refusal}; libllama does not run the file either: {why}") from error
 
 
-def _said(file: GGUFFile, opened: Opened) -> Opened:
+def _logged(file: GGUFFile, opened: Opened) -> Opened:
     name = {"puna": "Puna's engine", "compat": "libllama"}[opened.choice.engine]
     log.info("%s runs on %s: %s", Path(file.path).name, name, opened.choice.reason)
     return opened

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from puna.engines import Choice
 from puna.errors import BadRequest, FileFormatError
@@ -18,7 +19,10 @@ from puna.runner.loading.accounting import with_host
 from puna.runner.loading.engines import SEQUENCES_PER_REQUEST, Opened, open_file
 from puna.runner.loading.model_file import ModelFile
 from puna.runner.prefixes.host_cache import HostCache, spare_bytes
+from puna.runner.scheduling.workload import Workload
 from puna.runner.step.threads import Threads
+from puna.runner.tasks.generation import Generation
+from puna.runner.tasks.pooling import Embedding, Ranking
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import LoadOptions, MemoryReport
 
@@ -56,6 +60,15 @@ class Loaded(Opened):
     def remembered_bytes(self) -> int:
         """Of the host's memory, taken by what windows have forgotten."""
         return self.cache.remembered_bytes if isinstance(self.cache, RememberingCache) else 0
+
+    def workload(self) -> Workload[Any, Any]:
+        """What the model is asked for."""
+        tokenizer, n_ctx = self.tokenizer, self.limits.n_ctx
+        if self.pooling is Pooling.RANK:
+            return Ranking(tokenizer, n_ctx, self.backend.file, takes_whole_texts=self.is_encoder)
+        if self.pooling is Pooling.NONE and not self.is_encoder:
+            return Generation(tokenizer, n_ctx)
+        return Embedding(tokenizer, n_ctx, self.pooling, takes_whole_texts=self.is_encoder)
 
     def memory(self) -> MemoryReport:
         return with_host(self.backend.memory(), self)

@@ -10,31 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
 
 from puna.kvcache.cache import Sequences
 from puna.runner.prefixes.slots import Slots
-from puna.runner.tasks.completion import Request
-
-
-class Pausable(Protocol):
-    """Of a task that runs: what deciding who gives way needs."""
-
-    order: int  # of admission
-    slot: int
-    n_computed: int
-    is_paused: bool
-    tokens: list[int]
-
-    @property
-    def is_done(self) -> bool: ...
-    @property
-    def n_to_write(self) -> int: ...
-    @property
-    def goes_on(self) -> bool: ...
-
-
-T = TypeVar("T", bound=Pausable)
+from puna.runner.scheduling.task import T, Task
 
 # A request waits for another that computes the beginning of its prompt if that spares it this many tokens.
 MIN_SHARED = 8
@@ -68,28 +47,28 @@ class Answers:
 class Room:
     """Whether the pool has room, now and for what those who run may still need."""
 
-    def __init__(self, cache: Sequences, slots: Slots, answers: Answers, running: Iterable[Pausable]) -> None:
+    def __init__(self, cache: Sequences, slots: Slots, answers: Answers, running: Iterable[Task]) -> None:
         self._cache = cache
-        self._slots = slots
+        self.slots = slots
         self._n_likely = answers.n_likely
         self._running = [r for r in running if not r.is_done]
 
-    def n_needed(self, request: Pausable, n_there: int) -> int:
+    def n_needed(self, request: Task, n_there: int) -> int:
         """Cells that a request may still take, of whose tokens so many are there."""
         return max(len(request.tokens) - n_there, 0) + min(request.n_to_write, self._n_likely)
 
-    def n_promised(self, request: Pausable) -> int:
+    def n_promised(self, request: Task) -> int:
         """Cells that those who run beside this one may still take."""
         return sum(self.n_needed(r, r.n_computed) for r in self._going(request))
 
-    def _going(self, request: Pausable) -> list[Pausable]:
+    def _going(self, request: Task) -> list[Task]:
         return [r for r in self._running if r is not request and not r.is_paused]
 
-    def has_room(self, request: Pausable) -> bool:
+    def has_room(self, request: Task) -> bool:
         """For a request that is to start or go on; idle prefixes and those who gave way later leave theirs to it."""
         if not self._cache.n_cells or not self._going(request):
             return True
-        n_there, holder = self._slots.share(request.tokens)
+        n_there, holder = self.slots.share(request.tokens)
         if request.is_paused and request.n_computed >= n_there:
             n_there, holder = request.n_computed, request.slot
         n_wanted = self.n_promised(request) + self.n_needed(request, n_there)
@@ -98,14 +77,14 @@ class Room:
         younger = [r.slot for r in self._running if r.is_paused and (not request.is_paused or r.order > request.order)]
         if self._has_spare(n_wanted, younger, holder, n_there):
             return True
-        self._slots.unite(also_busy=True)
+        self.slots.unite(also_busy=True)
         return self._has_spare(n_wanted, younger, holder, n_there)
 
     def _has_spare(self, n_wanted: int, younger: Sequence[int], holder: int, n_there: int) -> bool:
-        return self._cache.n_free + self._slots.n_spare(younger, holder, n_there) >= n_wanted
+        return self._cache.n_free + self.slots.n_spare(younger, holder, n_there) >= n_wanted
 
 
-def next_to_start(waiting: Iterable[Request], running: Sequence[Request], slots: Slots) -> Request | None:
+def next_to_start(waiting: Iterable[T], running: Sequence[Task], slots: Slots) -> T | None:
     """The first in the queue that gains nothing by waiting.
 
     A request whose prompt begins like one that is being computed right now waits until that is done, and then copies
@@ -119,7 +98,7 @@ def next_to_start(waiting: Iterable[Request], running: Sequence[Request], slots:
     return None
 
 
-def _soon_shared(request: Request, computing: Mapping[int, Request], slots: Slots) -> int:
+def _soon_shared(request: Task, computing: Mapping[int, Task], slots: Slots) -> int:
     """Leading tokens that one of those, by slot, has in common and has still to compute a part of, if they are not few."""
     soon = 0
     for sequence, shared in slots.promised(request.tokens, MIN_SHARED):
@@ -157,7 +136,7 @@ def make_room(
         going = [r for r in running if not r.is_paused and not r.is_done]
         if holding:
             last = max(holding, key=lambda r: r.order)
-            last.n_computed = slots.shrink(last.slot, n_short()) if last.goes_on else slots.shrink(last.slot, last.n_computed)
+            last.n_computed = slots.shrink(last.slot, n_short() if last.is_resumable else last.n_computed)
         elif len(going) > 1:
             last = max(going, key=lambda r: r.order)
             pause(last, slots)
@@ -167,7 +146,7 @@ def make_room(
     return chosen
 
 
-def pause(request: Pausable, slots: Slots) -> None:
+def pause(request: Task, slots: Slots) -> None:
     slots.put_away(request.slot)
     request.is_paused = True
 
@@ -178,6 +157,6 @@ def resume_paused(running: Sequence[T], room: Room, slots: Slots) -> None:
         if not room.has_room(request):
             return
         request.is_paused = False
-        if request.goes_on:
+        if request.is_resumable:
             n_needed = room.n_promised(request) + room.n_needed(request, len(request.tokens))
             request.n_computed = slots.regain(request.slot, request.tokens, n_needed=n_needed)

@@ -27,7 +27,7 @@ class Progress(NamedTuple):
 
     n_computed: int
     n_wanted: int
-    n_stop: int = 0  # a step should not go beyond so many tokens; 0: it may
+    n_checkpoint: int = 0  # a step should end after so many tokens, not go beyond; 0: it may
     groups: Sequence[Group] = ()  # each is computed in one step; none is larger than a batch
 
     @property
@@ -100,8 +100,8 @@ def _give(prompt: Progress, place: int, counts: list[int], budget: _Budget, part
     """The part of the budget that a prompt can use, and more only to finish a group."""
     begin = prompt.n_computed + counts[place]
     end = prompt.n_wanted
-    if prompt.n_stop > prompt.n_computed:
-        end = min(end, prompt.n_stop)
+    if prompt.n_checkpoint > prompt.n_computed:
+        end = min(end, prompt.n_checkpoint)
     paid = budget.tokens_for(begin, end - begin, part, least) if budget.tokens > 0 and end > begin else 0
     if paid:
         count = whole(begin, begin + paid, begin + budget.room, prompt.groups) - begin

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from puna.kvcache.batch import Batch, batch
-from puna.runner.scheduling.pace import UNBOUNDED, Pace
+from puna.runner.scheduling.pace import Pace
 from puna.runner.scheduling.schedule import Progress, schedule
-from puna.runner.tasks.completion import Request
+from puna.runner.scheduling.task import Part, Task
+from puna.runner.step.compute import collect
+from puna.runner.step.forward import Compute, Forward
 
 
-def next_batch(chosen: Sequence[tuple[Request, int]], n_batch: int, pace: Pace = UNBOUNDED) -> Batch:
-    """*chosen* is the step at hand, requests with the number of their tokens in it; the result has 0 for every token."""
-    ends = [request.n_computed + count for request, count in chosen]
-    # Whoever has all tokens computed gets one more.
-    wanted = [max(len(request.tokens), end + 1) for (request, _), end in zip(chosen, ends, strict=True)]
+def look_ahead(forward: Compute, parts: Sequence[Part[Task]], n_batch: int, pace: Pace) -> None:
+    """Have the graph of the next step built while this one is computed, where that is done at all."""
+    if isinstance(forward, Forward) and forward.builds_ahead:
+        forward.expect(collect(next_parts(parts, n_batch, pace)).batch)
+
+
+def next_parts(parts: Sequence[Part[Task]], n_batch: int, pace: Pace) -> list[Part[Task]]:
+    """The parts of the next step; of tokens that are not known yet as well."""
     progress = [
-        Progress(end, n_wanted, groups=request.groups) for (request, _), end, n_wanted in zip(chosen, ends, wanted, strict=True)
+        # Whoever has all tokens computed gets one more.
+        Progress(part.end, max(len(part.task.tokens), part.end + 1), groups=part.task.groups)
+        for part in parts
     ]
-    positions: list[int] = []
-    sequences: list[int] = []
-    outputs: list[int] = []  # the last of each request, as the engine asks for them
-    for (request, _), end, count in zip(chosen, ends, schedule(progress, n_batch, pace), strict=True):
-        positions += range(end, end + count)
-        sequences += [request.slot] * count
-        if count:
-            outputs.append(len(positions) - 1)
-    return batch([0] * len(positions), positions, sequences, outputs)
+    counts = schedule(progress, n_batch, pace)
+    return [Part(part.task, part.end, n) for part, n in zip(parts, counts, strict=True) if n]

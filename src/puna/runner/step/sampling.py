@@ -8,25 +8,47 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from puna.runner.tasks.completion import Request
 from puna.sample.choice import sample_batch
 from puna.sample.logprobs import top_logprobs
-from puna.sample.matcher import GrammarError, is_allowed, masked, start_masks
-from puna.sample.sampler import SampleError
+from puna.sample.matcher import GrammarError, Matcher, is_allowed, masked, start_masks
+from puna.sample.sampler import SampleError, Sampler
 from puna.sample.transforms import Floats
-from puna.wire import TokenLogprob
+from puna.wire import CompletionRequest, TokenLogprob
 
 log = logging.getLogger(__name__)
+
+
+class Sampled(Protocol):
+    """A request that gets tokens: what must come, what must not, how the rest is chosen."""
+
+    wire: CompletionRequest
+    sampler: Sampler
+    matcher: Matcher | None
+    is_cancelled: bool
+    is_done: bool
+
+    @property
+    def n_tokens(self) -> int:
+        """Of the vocabulary: what is beyond it in a row of logits is no token."""
+
+    @property
+    def forced_token(self) -> int | None: ...
+    @property
+    def banned_tokens(self) -> frozenset[int]: ...
+    def text_of(self, token: int) -> bytes: ...
+    def accept(self, token: int, logprob: TokenLogprob | None = None) -> None: ...
+    def fail(self, error: BaseException, status: int = 500) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class _Chance:
     """What one request may choose from."""
 
-    request: Request
+    request: Sampled
     given: Floats  # as the model gave it, without what is no token
     row: Floats  # what its grammar allows
     banned: frozenset[int]
@@ -38,7 +60,7 @@ def has_number(row: Floats) -> bool:
     return bool(greatest > -np.inf) or bool(np.isnan(greatest) and (row > -np.inf).any())
 
 
-def sample(logits: Floats | Sequence[Floats], requests: Sequence[Request]) -> None:
+def sample(logits: Floats | Sequence[Floats], requests: Sequence[Sampled]) -> None:
     """Give each request its next token, or the error that ends it; then begin to compute what grammars allow next.
 
     Shapes: logits [n_rows, n_vocab], row i for requests[i]; rows beyond the requests are nobody's. They are not changed.
@@ -46,7 +68,7 @@ def sample(logits: Floats | Sequence[Floats], requests: Sequence[Request]) -> No
     one request ends that one alone.
     """
     free: list[_Chance] = []
-    ready: list[tuple[Request, Floats, int | SampleError]] = []
+    ready: list[tuple[Sampled, Floats, int | SampleError]] = []
     for request, row in zip(requests, logits, strict=False):
         with _Alone(request):
             given = row[: request.n_tokens]
@@ -72,7 +94,7 @@ def sample(logits: Floats | Sequence[Floats], requests: Sequence[Request]) -> No
 class _Alone:
     """A block whose error ends the request that it is about, and nobody else's."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Sampled) -> None:
         self._request = request
 
     def __enter__(self) -> None:
@@ -125,7 +147,7 @@ def without(row: Floats, banned: frozenset[int]) -> Floats:
     return result
 
 
-def _logprob(request: Request, row: Floats, token: int) -> TokenLogprob:
+def _logprob(request: Sampled, row: Floats, token: int) -> TokenLogprob:
     own, top = top_logprobs(row, token, request.wire.top_logprobs)
     return TokenLogprob(
         text=request.text_of(token),

@@ -1,17 +1,18 @@
-"""One request's way through the engine: its prompt, what was computed, what was said."""
+"""A completion's way through the engine: its prompt, what was computed of it, the text of its answer."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from puna.errors import BadRequest, ContextOverflow
 from puna.runner.failures import deliver
 from puna.runner.prefixes.groups import Group, cut, without
 from puna.runner.prefixes.salt import salted
 from puna.runner.scheduling.schedule import Progress
+from puna.runner.scheduling.shift import dropped
+from puna.runner.scheduling.task import Reason
 from puna.runner.tasks.text import TextStream
 from puna.runner.tasks.thinking import ThinkingMeter
 from puna.sample.breakers import breakers_of
@@ -33,13 +34,12 @@ from puna.wire import (
 log = logging.getLogger(__name__)
 
 Emit = Callable[[CompletionReply], None]
-Reason = Literal["stop", "length", "cancelled"]
 
 # Generation that never ends by itself ends after this many contexts.
 MAX_CONTEXTS = 10
 
 
-class Request:
+class Completion:
     """``tokens`` are those of prompt and answer; the first ``n_computed`` of them are in the cache of ``slot``."""
 
     def __init__(
@@ -63,6 +63,7 @@ class Request:
             raise BadRequest(f"n_ctx must not be negative: {wire.n_ctx}")
         self.n_ctx = n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
         self.n_keep = _n_keep(wire, len(tokens), n_ctx)
+        self.groups: Sequence[Group]
         self.tokens, self.groups = fit(tokens, self.n_keep, n_ctx, wire, groups)
         self.n_prompt = len(self.tokens)
         self.n_truncated = len(tokens) - self.n_prompt
@@ -89,11 +90,17 @@ class Request:
         self._n_emitted = 0  # characters
         self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # with the character at which the token's text begins
         self._prompt_tokens = list(self.tokens) if wire.return_tokens else []
-        self.tokens = salted(self.tokens, wire.salt)  # after all that takes tokens for what they say
+        self.tokens = salted(self.tokens, wire.salt)  # after all that takes tokens for what they are
         self._started = 0
         self._first_token = 0
 
-    def drop(self, begin: int, end: int) -> None:
+    def shift(self) -> Group:
+        """Half of what follows the kept tokens goes."""
+        begin, end = dropped(self.n_ctx, self.n_keep, self.groups)
+        self._drop(begin, end)
+        return begin, end
+
+    def _drop(self, begin: int, end: int) -> None:
         """Leave these tokens out; none of the groups is split."""
         self.groups = without(begin, end, self.groups)
         del self.tokens[begin:end]
@@ -103,15 +110,23 @@ class Request:
     def progress(self) -> Progress:
         return Progress(self.n_computed, len(self.tokens), 0, self.groups)
 
-    goes_on = True  # from whatever is left of what it had computed
+    reuses_prefixes = True
+    is_resumable = True
 
     @property
     def n_to_write(self) -> int:
         """How many more tokens the cache may have to hold, of which none is known yet."""
         return max(min(self.n_predict - self.n_generated, self.n_ctx - len(self.tokens)), 0)
 
-    def start(self) -> None:
+    def place(self, slot: int, n_cached: int) -> None:
+        self.slot, self.n_cached, self.n_computed = slot, n_cached, n_cached
         self._started = time.perf_counter_ns()
+        if self.n_predict == 0:
+            self.finish("length")
+
+    def output_rows(self, begin: int, n_tokens: int) -> range:
+        """The last, also in the middle of a prompt, to know whether what was computed is sound."""
+        return range(n_tokens - 1, n_tokens)
 
     @property
     def n_tokens(self) -> int:
@@ -156,7 +171,7 @@ class Request:
         piece = self._tokenizer.piece(token, special=self.wire.show_control_tokens)
         emitted = self._text.feed(piece, may_stop=self.n_generated > self.wire.min_tokens)
         if emitted.text:
-            self._say(emitted.text)
+            self._emit_text(emitted.text)
         if emitted.stopped or (self.matcher is not None and self.matcher.is_complete):
             self.finish("stop")
         elif self.n_generated >= self.n_predict:
@@ -164,7 +179,7 @@ class Request:
         else:
             self.tokens.append(token)
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         """Send text, with the logprobs of the tokens that begin in it; the others wait for their text."""
         self._n_emitted += len(text)
         sent: list[TokenLogprob] = []
@@ -174,12 +189,12 @@ class Request:
         self._emit(Piece(content=text, logprobs=sent))
 
     def finish(self, reason: Reason) -> None:
-        """The one terminal reply, after what was held back; if that cannot be said, it is a failure. Never raises."""
+        """The one terminal reply, after what was held back; if that cannot be emitted, it is a failure. Never raises."""
         if self.is_done:
             return
         try:
             self._release()
-            self._say_rest(reason)
+            self._emit_rest(reason)
             done = self._done(reason)
         except BaseException as error:
             log.exception("an answer could not be ended as it should")
@@ -187,11 +202,11 @@ class Request:
         else:
             self._end(done)
 
-    def _say_rest(self, reason: Reason) -> None:
+    def _emit_rest(self, reason: Reason) -> None:
         held = self._text.finish()
         if reason != "cancelled":
             if held:
-                self._say(held)
+                self._emit_text(held)
             if self._held_logprobs and not self._text.stopped:
                 self._emit(Piece(content="", logprobs=[logprob for _, logprob in self._held_logprobs]))
 
@@ -240,8 +255,8 @@ def _matcher(grammar: Grammar, tokenizer: Tokenizer) -> Matcher:
 
 def _n_keep(wire: CompletionRequest, n_tokens: int, n_ctx: int) -> int:
     """Tokens at the front that survive truncation and shifts; at most half the context, so that there is room."""
-    wanted = n_tokens if wire.n_keep < 0 else wire.n_keep
-    return min(wanted, n_tokens, n_ctx // 2)
+    kept = n_tokens if wire.n_keep < 0 else wire.n_keep
+    return min(kept, n_tokens, n_ctx // 2)
 
 
 def _n_predict(wire: CompletionRequest, n_prompt: int, n_ctx: int) -> int:

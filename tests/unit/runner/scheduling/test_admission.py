@@ -77,7 +77,7 @@ class Asked:
     order: int = 0
     is_paused: bool = False
     is_done: bool = False
-    goes_on: bool = True
+    is_resumable: bool = True
     n_to_write: int = 0
 
 
@@ -213,7 +213,8 @@ class AnyOrder(RuleBasedStateMachine):
                 request.n_computed = self.slots.regain(request.slot, request.tokens)
                 assert self.cache.rows[request.slot] == request.tokens[: request.n_computed]
             elif request.n_computed < len(request.tokens):
-                pause(request, self.slots)
+                who: Any = request
+                pause(who, self.slots)
         self._record()
 
     @rule(which=WHICH, n_short=st.integers(1, 60))

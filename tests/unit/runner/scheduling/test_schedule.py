@@ -150,9 +150,9 @@ def test_prompts_are_computed_beside_more_who_decode_than_there_are_rows() -> No
 
 
 def test_a_step_ends_where_a_request_wants_it_to_and_others_get_the_rest() -> None:
-    requests = [Progress(100, 400, n_stop=250), Progress(0, 1000), Progress(0, 10, n_stop=30)]
+    requests = [Progress(100, 400, n_checkpoint=250), Progress(0, 1000), Progress(0, 10, n_checkpoint=30)]
     assert schedule(requests, 512) == [150, 352, 10]
-    assert schedule([Progress(250, 400, n_stop=250)], 512) == [150]
+    assert schedule([Progress(250, 400, n_checkpoint=250)], 512) == [150]
 
 
 def test_more_decoders_than_rows() -> None:
@@ -198,7 +198,7 @@ def test_a_later_group_waits_until_it_is_the_oldest_prompts_turn() -> None:
 
 
 def test_the_oldest_prompt_s_stop_holds_though_it_is_asked_twice() -> None:
-    assert schedule([Progress(0, 1000, n_stop=40), Progress(0, 2000)], 512) == [40, 472]
+    assert schedule([Progress(0, 1000, n_checkpoint=40), Progress(0, 2000)], 512) == [40, 472]
 
 
 def with_groups(sizes: list[int], n_batch: int) -> tuple[int, list[tuple[int, int]]]:

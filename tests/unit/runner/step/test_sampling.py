@@ -9,7 +9,7 @@ from tests.unit.sample.vocabulary import WordTokenizer
 from puna.errors import BadRequest
 from puna.runner.step import sampling
 from puna.runner.step.sampling import sample
-from puna.runner.tasks.completion import Request
+from puna.runner.tasks.completion import Completion
 from puna.sample.choice import sample_batch
 from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, SamplingOptions, Thinking
 
@@ -17,10 +17,10 @@ TOKENIZER = WordTokenizer()
 GREEDY = SamplingOptions(temperature=0)
 
 
-def ask(**fields: object) -> tuple[Request, list[CompletionReply]]:
+def ask(**fields: object) -> tuple[Completion, list[CompletionReply]]:
     replies: list[CompletionReply] = []
     given = {"prompt": "x", "sampling": GREEDY, **fields}
-    return Request(CompletionRequest(**given), TOKENIZER.as_tokenizer(), 512, replies.append), replies  # type: ignore[arg-type]
+    return Completion(CompletionRequest(**given), TOKENIZER.as_tokenizer(), 512, replies.append), replies  # type: ignore[arg-type]
 
 
 def logits_that_want(*tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
@@ -100,7 +100,7 @@ def test_what_is_beyond_the_vocabulary_is_no_token(fields: dict[str, object]) ->
 
 @pytest.mark.parametrize("where", ["accept", "forced_token", "banned_tokens"])
 def test_an_error_of_one_request_stays_with_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Request):
+    class Broken(Completion):
         pass
 
     def broken(*_: object) -> None:

@@ -271,7 +271,7 @@ def test_the_engine_gives_way_unless_it_was_told_a_number(asked: int, busy: Call
     engine = Engine(write_llama(tmp_path / "tiny.gguf", n_layers=1))
     try:
         assert engine.load(LoadRequest(options=LoadOptions(n_ctx=256, n_threads=asked))).success
-        loaded = engine._need()
+        loaded = engine.loop.model
         given: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loaded.backend, "set_threads", given.append)

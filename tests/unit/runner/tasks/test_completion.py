@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.sample.vocabulary import WordTokenizer
 
 from puna.errors import BadRequest
-from puna.runner.tasks.completion import Request
+from puna.runner.tasks.completion import Completion
 from puna.wire import CompletionReply, CompletionRequest, Done, Piece, TokenLogprob
 
 
@@ -22,7 +22,7 @@ class Conversation:
         self.tokenizer = WordTokenizer(words=self.words)
         self.replies: list[CompletionReply] = []
         given = {"prompt": "x", "n_predict": 100, "logprobs": True, **fields}
-        self.request = Request(CompletionRequest(**given), self.tokenizer.as_tokenizer(), 512, self.replies.append)  # type: ignore[arg-type]
+        self.request = Completion(CompletionRequest(**given), self.tokenizer.as_tokenizer(), 512, self.replies.append)  # type: ignore[arg-type]
 
     def say(self) -> Conversation:
         """All pieces, each with its number as logprob, then the end of the answer."""

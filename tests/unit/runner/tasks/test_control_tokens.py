@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from puna.runner.tasks.completion import Request
+from puna.runner.tasks.completion import Completion
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import CompletionReply, CompletionRequest, Piece
 
@@ -26,7 +26,7 @@ class Marks:
 def test_control_tokens_are_text_where_asked_for_and_the_end_never_is(shown: bool, text: str) -> None:
     replies: list[CompletionReply] = []
     wire = CompletionRequest(prompt="x", show_control_tokens=shown)
-    request = Request(wire, cast(Tokenizer, Marks()), 64, replies.append)
+    request = Completion(wire, cast(Tokenizer, Marks()), 64, replies.append)
     for token in (0, 1, 2):
         request.accept(token)
     assert request.is_done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -12,8 +13,13 @@ from hypothesis import strategies as st
 
 from puna.errors import BadRequest, ContextOverflow
 from puna.model.pooling import Pooling
+from puna.runner.scheduling.packing import schedule_whole
 from puna.runner.scheduling.schedule import Progress
-from puna.runner.tasks.embedding import EmbeddedText, EmbeddingJob, Waiting, collect, schedule_whole, short, take, tokenize
+from puna.runner.scheduling.task import Part
+from puna.runner.step.compute import collect
+from puna.runner.tasks.embedding import EmbeddedText, EmbeddingJob, short
+from puna.runner.tasks.inputs import tokenize
+from puna.runner.tasks.pooling import Embedding, take
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed
 
@@ -34,11 +40,11 @@ LETTERS = cast(Tokenizer, Letters())
 
 
 def job(
-    *inputs: Any, n_ctx: int = 16, n_ctx_wanted: int = 0, **fields: Any
+    *inputs: Any, n_ctx: int = 16, n_ctx_wanted: int = 0, pooling: Pooling = Pooling.MEAN, **fields: Any
 ) -> tuple[EmbeddingJob, list[EmbeddingReply | Failed]]:
     replies: list[EmbeddingReply | Failed] = []
     request = EmbeddingRequest(inputs=list(inputs), n_ctx=n_ctx_wanted, **fields)
-    return EmbeddingJob(request, LETTERS, n_ctx, replies.append), replies
+    return Embedding(LETTERS, n_ctx, pooling, takes_whole_texts=False).embed(request, replies.append), replies
 
 
 def test_a_cut_text_keeps_its_end_token() -> None:
@@ -77,8 +83,8 @@ def test_an_input_keeps_to_the_requests_own_context() -> None:
 
 def test_jobs_take_turns() -> None:
     long, short_one = job("a", "b", "c")[0], job("d")[0]
-    waiting: deque[Waiting] = deque([long, short_one])
-    taken = [cast(EmbeddedText, take(waiting)).tokens[1] for _ in range(4)]
+    waiting = deque([long, short_one])
+    taken = [take(waiting).tokens[1] for _ in range(4)]
     assert [chr(token) for token in taken] == ["a", "d", "b", "c"]
     assert not waiting
 
@@ -98,13 +104,13 @@ def test_whole_texts_fill_a_batch_and_the_first_is_never_passed_over(lengths: li
     [(Pooling.MEAN, [0, 1, 2, 3, 4, 5], 3), (Pooling.CLS, [0, 5], 2), (Pooling.LAST, [4], 1)],
 )
 def test_only_the_rows_that_pooling_needs_are_outputs(pooling: Pooling, outputs: list[int], n_owners: int) -> None:
-    texts = [EmbeddedText(job("x")[0], 0, list(range(10, 10 + n)), 16) for n in (9, 4, 8)]
-    texts[1].n_computed = 2
-    rows = collect(pooling, [(texts[0], 3), (texts[1], 2), (texts[2], 1)])
+    texts = [EmbeddedText(job("x", pooling=pooling)[0], 0, list(range(10, 10 + n))) for n in (9, 4, 8)]
+    rows = collect([Part(texts[0], 0, 3), Part(texts[1], 2, 2), Part(texts[2], 0, 1)])
+    owners = [end for begin, end in pairwise(rows.bounds) if end > begin]
     assert rows.tokens == [10, 11, 12, 12, 13, 10]
     assert rows.positions == [0, 1, 2, 2, 3, 0]
     assert rows.outputs == outputs
-    assert len(rows.owners) == n_owners
+    assert len(owners) == n_owners
 
 
 def completed(vectors: list[list[float]], **fields: Any) -> EmbeddingReply | Failed:

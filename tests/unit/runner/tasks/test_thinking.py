@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.sample.vocabulary import WordTokenizer
 
 from puna.errors import BadRequest
-from puna.runner.tasks.completion import Request
+from puna.runner.tasks.completion import Completion
 from puna.runner.tasks.thinking import ThinkingMeter
 from puna.wire import CompletionReply, CompletionRequest, Done, Piece, Thinking
 
@@ -74,7 +74,7 @@ class Thinker:
         self.replies: list[CompletionReply] = []
         self.tokenizer = WordTokenizer(words=WORDS)
         wire = CompletionRequest(prompt="x", n_predict=n_tokens, thinking=Thinking(**{**TAGS, **fields}))  # type: ignore[arg-type]
-        self.request = Request(wire, self.tokenizer.as_tokenizer(), 512, self.replies.append)
+        self.request = Completion(wire, self.tokenizer.as_tokenizer(), 512, self.replies.append)
         opening = [] if fields.get("is_open") else ["<think>"]
         script = iter([*opening, *[say] * n_tokens])
         while not self.request.is_done:
@@ -126,7 +126,7 @@ def test_of_thoughts_that_come_again_all_count() -> None:
 def test_a_character_is_finished_first() -> None:
     tokenizer = WordTokenizer(words=WORDS)
     wire = CompletionRequest(prompt="x", thinking=Thinking(**TAGS, is_open=True, budget=1))  # type: ignore[arg-type]
-    request = Request(wire, tokenizer.as_tokenizer(), 512, lambda _: None)
+    request = Completion(wire, tokenizer.as_tokenizer(), 512, lambda _: None)
     request.accept(256 + 9)  # two bytes of three
     assert request.forced_token is None
     request.accept(256 + 10)
