@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 
 from puna import settings
 from puna.guard import exit_with_parent
-from puna.runner.process.spare import NamedModel, prepare
+from puna.runner.process.spare import prepare
 from puna.runner.transport.inbox import Inbox
+from puna.runner.transport.named_model import NamedModel
 
 if TYPE_CHECKING:
     from puna.runner.service import EngineService
@@ -128,8 +129,8 @@ def _serve_person(args: argparse.Namespace, make: MakeEngine) -> None:
     print(json.dumps({"port": listener.getsockname()[1], "key": key}), flush=True)
     _log_to_stderr(args)
 
+    from puna.runner.process.http_server import serve
     from puna.runner.process.starting import StartingEngine
-    from puna.runner.transport.http import serve
 
     serve(StartingEngine(lambda: make(args.model), _load_request(args) if args.load else None), listener, key)
 

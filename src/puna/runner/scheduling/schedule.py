@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from puna.runner.pacing.pace import UNBOUNDED, Pace, Prices, work
 from puna.runner.prefixes.groups import Group, whole
-from puna.runner.scheduling.pace import UNBOUNDED, Pace, Prices, work
 
 # This part of what prompts get in a step goes to the oldest of them, the rest to those that lack least. So short prompts
 # overtake long ones, and none waits longer than four times what it and the older ones take.

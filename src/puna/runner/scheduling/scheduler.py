@@ -11,15 +11,15 @@ from functools import partial
 from typing import Generic, NamedTuple
 
 from puna.kvcache.cache import Limits, Sequences
+from puna.runner.pacing.pace import UNBOUNDED, Pace, work
+from puna.runner.pacing.step_times import StepTimes
 from puna.runner.prefixes.slots import Slots
 from puna.runner.scheduling.admission import QUEUE_WINDOW, Answers, Room, make_room, resume_paused
 from puna.runner.scheduling.checkpoints import to_next_checkpoint
-from puna.runner.scheduling.pace import UNBOUNDED, Pace, work
 from puna.runner.scheduling.packing import PACKED_TOKENS, schedule_whole
 from puna.runner.scheduling.queue import Queue
 from puna.runner.scheduling.schedule import schedule
 from puna.runner.scheduling.shift import shift
-from puna.runner.scheduling.step_times import StepTimes
 from puna.runner.scheduling.task import Part, T, W
 from puna.runner.scheduling.turns import Turns
 from puna.runner.scheduling.workload import Workload

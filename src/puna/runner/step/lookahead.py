@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from puna.runner.scheduling.pace import Pace
+from puna.runner.pacing.pace import Pace
 from puna.runner.scheduling.schedule import Progress, schedule
 from puna.runner.scheduling.task import Part, Task
 from puna.runner.step.compute import collect

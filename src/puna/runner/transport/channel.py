@@ -15,10 +15,10 @@ import msgspec
 
 from puna.errors import BadRequest
 from puna.runner.failures import failed, require_ready
-from puna.runner.process.spare import NamedModel
 from puna.runner.service import EngineService, Handle
 from puna.runner.transport.calls import QUICK_PATHS, Calls
 from puna.runner.transport.counters import Counters
+from puna.runner.transport.named_model import NamedModel
 from puna.wire import (
     MAX_QUEUED_CHARACTERS,
     Answer,

@@ -11,14 +11,10 @@ import contextlib
 import hmac
 import itertools
 import logging
-import signal
-import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Generator
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -28,12 +24,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from puna.errors import PunaError
 from puna.runner.failures import failed
-from puna.runner.process.serve import DRAIN_S, close, on_signal
-from puna.runner.process.spare import NamedModel
 from puna.runner.service import EngineService
 from puna.runner.transport.calls import PATHS
 from puna.runner.transport.channel import Channel
 from puna.runner.transport.counters import Counters
+from puna.runner.transport.named_model import NamedModel
 from puna.wire import (
     MAX_QUEUED_CHARACTERS,
     Answer,
@@ -273,57 +268,3 @@ def make_app(service: EngineService, counters: Counters, door: Door, key: str) -
         exception_handlers={PunaError: _answer_error, HTTPException: _answer_error, Exception: _answer_error},
     )
     return Keyed(app, key)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn with the engine closed first, so that streams end with their terminal line, and a clean exit status."""
-
-    def __init__(self, config: uvicorn.Config, service: EngineService, door: Door) -> None:
-        super().__init__(config)
-        self._service = service
-        self._door = door
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:  # nothing new while the engine ends what it has
-            server.close()
-        self._door.close()
-        await asyncio.to_thread(close, self._service)
-        await super().shutdown(sockets)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        on_signal(self._end)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _end(self) -> None:
-        self.should_exit = True
-
-
-def make_server(service: EngineService, key: str) -> uvicorn.Server:
-    counters = Counters()
-    door = Door(service, counters)
-    config = uvicorn.Config(
-        make_app(service, counters, door, key),
-        http="httptools",
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=int(DRAIN_S),
-    )
-    return _Server(config, service, door)
-
-
-def serve(service: EngineService, listener: socket.socket, key: str) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    make_server(service, key).run(sockets=[listener])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from puna.runner.scheduling.pace import Pace, Prices, work
+from puna.runner.pacing.pace import Pace, Prices, work
 from puna.runner.scheduling.schedule import LEAST_FOR_OLDEST, LEAST_TOKENS, OLDEST_PART, Progress, schedule
 
 # A row that decodes takes 10 ms, a prompt's token 1 ms, all else nothing.

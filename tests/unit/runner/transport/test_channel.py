@@ -17,11 +17,11 @@ from tests.unit.runner.fake_engine import FakeEngine, done
 
 from puna.errors import LoadError
 from puna.runner.process.main import connection_to_parent
-from puna.runner.process.spare import NamedModel
 from puna.runner.transport import channel as channel_module
 from puna.runner.transport.channel import Channel
 from puna.runner.transport.counters import Counters
 from puna.runner.transport.inbox import Inbox
+from puna.runner.transport.named_model import NamedModel
 from puna.runner.transport.outbox import Outbox
 from puna.wire import (
     Addressed,

@@ -16,9 +16,10 @@ import pytest
 from tests.patience import PATIENCE_S, wait_until
 from tests.unit.runner.fake_engine import FakeEngine, done
 
+from puna.runner.process.http_server import make_server
 from puna.runner.process.main import listen
 from puna.runner.transport import http as http_module
-from puna.runner.transport.http import Replies, make_server
+from puna.runner.transport.http import Replies
 from puna.wire import CompletionReply, Done, Failed, Piece, Reply, decode_reply
 
 KEY = "a-key"

@@ -16,7 +16,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from puna.runner.scheduling.pace import FIRST_TOKENS, GROWTH, Pace, Prices, Work
+from puna.runner.pacing.pace import FIRST_TOKENS, GROWTH, Pace, Prices, Work
 
 # Steps without prompts and steps with them are forgotten apart: a long answer must not wipe out what prompts cost. Of the steps
 # of one kind about the last 1 / (1 - KEPT) count.

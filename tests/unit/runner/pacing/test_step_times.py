@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from puna.runner.scheduling.pace import FIRST_TOKENS, GROWTH, Pace, Prices, Work, work
+from puna.runner.pacing.pace import FIRST_TOKENS, GROWTH, Pace, Prices, Work, work
+from puna.runner.pacing.step_times import StepTimes
 from puna.runner.scheduling.schedule import Progress, schedule
-from puna.runner.scheduling.step_times import StepTimes
 
 TARGET_S = 0.15
 N_BATCH = 512

@@ -1,4 +1,4 @@
-"""What a step costs and how long it may take: arithmetic over prices, which puna.runner.scheduling.step_times measures."""
+"""What a step costs and how long it may take: arithmetic over prices, which puna.runner.pacing.step_times measures."""
 
 from __future__ import annotations
 
