@@ -4,8 +4,8 @@ Knows nothing of sockets, HTTP, models or the public APIs. Everything is frozen,
 ``decode(CompletionRequest, body)`` raises BadRequest naming the field that is wrong.
 
 Commands go to the runner. From it come lists of Addressed, for all requests together what a step has said; an empty list
-is the first, and says that there is a runner. Complete is answered by Pieces, then exactly one Done or Failed; Ask by one
-Answer or Failed. What may be asked, by path:
+is the first, and says that there is a runner. Complete is answered by Pieces, then exactly one Done or Failed; Call by one
+Answer or Failed. What may be called, by path:
 
 =============  ====================  =========================================================
 /health        –                     Health
@@ -74,23 +74,23 @@ class SamplingOptions(Message, frozen=True):
 
 
 class Grammar(Message, frozen=True):
-    """What the answer must look like. Between the tags of a thought, if there are any, the model writes what it likes."""
+    """What the answer must look like. Between thinking tags, if there are any, the model writes what it likes."""
 
     kind: Literal["json", "json_schema", "regex", "lark"]  # json: any object
     text: str = ""
-    thought_begin: str = ""  # a thought may begin with this; empty: the prompt has begun one
-    thought_end: str = ""  # and ends with this; empty: there are no thoughts
+    thinking_begin: str = ""  # thinking may begin with this; empty: the prompt has begun it
+    thinking_end: str = ""  # and ends with this; empty: there is no thinking
 
 
-class Thoughts(Message, frozen=True):
-    """How the model marks what it thinks, so that the runner can count it, and end it when its budget is spent."""
+class Thinking(Message, frozen=True):
+    """How the model marks its thinking, so that the runner can count it, and end it when its budget is spent."""
 
     begin: str = ""
     end: str = ""
     ending: str = ""  # written where the budget is spent; empty: end
-    is_open: bool = False  # the prompt has begun one
-    repeats: bool = False  # there may be several, anywhere; else one, at the very beginning
-    budget: int = -1  # tokens of all of them at most, tags excepted; below zero: no limit
+    is_open: bool = False  # the prompt has begun it
+    repeats: bool = False  # several times, anywhere; else once, at the very beginning
+    budget: int = -1  # tokens of thinking at most, all together, tags excepted; below zero: no limit
 
 
 class CompletionRequest(Message, frozen=True):
@@ -104,7 +104,7 @@ class CompletionRequest(Message, frozen=True):
     stop: list[str] = []
     ignore_eos: bool = False  # no token that ends the answer is written; a grammar that is complete ends it all the same
     grammar: Grammar | None = None
-    thoughts: Thoughts | None = None  # None: nothing is known of any
+    thinking: Thinking | None = None  # None: nothing is known of any
     logprobs: bool = False  # of the tokens of the answer
     top_logprobs: int = 0  # so many alternatives to each, up to MAX_TOP_LOGPROBS
     truncate: bool = True  # False: a prompt that is too long is an error
@@ -144,7 +144,7 @@ class Done(Message, frozen=True, tag_field="type", tag="done"):
     eval_duration: int
     tokens: list[int] = []
     stop_sequence: str = ""  # which of the request's ended the answer
-    thought_count: int = 0  # of the generated tokens, those of thoughts
+    thinking_count: int = 0  # of the generated tokens, those of thinking
     truncated_count: int = 0  # tokens of the prompt that were left out, since they did not fit
 
 
@@ -157,7 +157,7 @@ class Failed(Message, frozen=True, tag_field="type", tag="failed"):
 
 
 class Answer(Message, frozen=True, tag_field="type", tag="answer"):
-    """What was asked for."""
+    """To a call."""
 
     body: msgspec.Raw
 
@@ -172,7 +172,7 @@ class Complete(Message, frozen=True, tag_field="type", tag="complete"):
     request: CompletionRequest
 
 
-class Ask(Message, frozen=True, tag_field="type", tag="ask"):
+class Call(Message, frozen=True, tag_field="type", tag="call"):
     id: int
     path: str
     body: msgspec.Raw = msgspec.Raw(b"{}")
@@ -190,7 +190,7 @@ class NameModel(Message, frozen=True, tag_field="type", tag="model"):
     path: str
 
 
-Command = Complete | Ask | Cancel | NameModel
+Command = Complete | Call | Cancel | NameModel
 
 
 class EmbeddingRequest(Message, frozen=True):

@@ -26,7 +26,7 @@ LONG: Any = [{"role": "user", "content": "once upon a time there was a fox who k
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     server = Live(tmp_path_factory.mktemp("scripted"))
-    server.add("hello", thought_count=2, cached_count=1)
+    server.add("hello", thinking_count=2, cached_count=1)
     server.add("late", fail_at_piece=1)
     server.add("slow", n_pieces=10_000, piece_delay_s=0.005)
     with server.running():

@@ -222,12 +222,12 @@ def test_penalties_and_stop_sequences_apply_with_a_grammar(engine: Engine) -> No
 
 
 def test_a_thought_comes_before_the_answer(engine: Engine) -> None:
-    grammar = Grammar(kind="json_schema", text='{"enum": [1, 2]}', thought_begin="a", thought_end="e")
+    grammar = Grammar(kind="json_schema", text='{"enum": [1, 2]}', thinking_begin="a", thinking_end="e")
     answers = [Answer(engine, prompt, grammar=grammar, sampling=WILD) for prompt in PROMPTS]
     assert {answer.done().reason for answer in answers} == {"stop"}
     for answer in answers:
         assert re.fullmatch(r"\s*a[^e]*e\s*[12]|\s*[12]", answer.text)
-    begun = Answer(engine, grammar=Grammar(kind="regex", text="xy", thought_end="e"), sampling=WILD)
+    begun = Answer(engine, grammar=Grammar(kind="regex", text="xy", thinking_end="e"), sampling=WILD)
     begun.done()
     assert re.fullmatch(r"[^e]*e\s*xy", begun.text)
 

@@ -15,7 +15,7 @@ import pytest
 from puna.runner.engine import Engine
 from puna.store.recipe import Recipe
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.wire import Done, LoadOptions, LoadRequest, Thoughts
+from puna.wire import Done, LoadOptions, LoadRequest, Thinking
 from tests.contract.test_constrained import WILD, Answer, schema
 from tests.contract.test_embed_routes import Serving
 from tests.patience import wait_until
@@ -33,7 +33,7 @@ TAGS: dict[str, Any] = {"begin": "<think>", "end": "</think>"}
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     server = Live(tmp_path_factory.mktemp("thinking"))
-    server.add("thinker", template=THINKS, pieces=["<hm>why</hm>", "because"], thought_count=7)
+    server.add("thinker", template=THINKS, pieces=["<hm>why</hm>", "because"], thinking_count=7)
     server.add("harmony", template=HARMONY, pieces=["analysis<|message|>why<|end|>"])
     server.add("plain", stop_sequence="END")
     with server.running():
@@ -41,7 +41,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def asked(live: Live, model: str = "thinker") -> Any:
-    return last_completion(live, model)["thoughts"]
+    return last_completion(live, model)["thinking"]
 
 
 def test_each_api_has_a_name_for_the_budget(live: Live) -> None:
@@ -134,30 +134,30 @@ def engine(model: Path) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("budget", [0, 1, 30])
 def test_the_answer_follows_the_thought(engine: Engine, budget: int) -> None:
-    thoughts = Thoughts(**TAGS, is_open=True, budget=budget)
-    answer = Answer(engine, thoughts=thoughts, n_predict=budget + 60, ignore_eos=True, sampling=WILD, logprobs=True)
+    thoughts = Thinking(**TAGS, is_open=True, budget=budget)
+    answer = Answer(engine, thinking=thoughts, n_predict=budget + 60, ignore_eos=True, sampling=WILD, logprobs=True)
     assert answer.done().reason == "length"
     thought, tag, rest = answer.text.partition("</think>")
     assert tag
     assert rest
     # A character that was begun is finished before the tag is written.
-    assert budget <= answer.done().thought_count <= budget + 3
+    assert budget <= answer.done().thinking_count <= budget + 3
     assert bool(thought.strip()) == bool(budget)  # SentencePiece puts a space before the tag
 
 
 def test_a_grammar_and_a_budget_together(engine: Engine) -> None:
     wanted = schema({"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False})
-    grammar = type(wanted)(kind=wanted.kind, text=wanted.text, thought_begin="", thought_end="</think>")
-    thoughts = Thoughts(**TAGS, is_open=True, budget=12)
+    grammar = type(wanted)(kind=wanted.kind, text=wanted.text, thinking_begin="", thinking_end="</think>")
+    thoughts = Thinking(**TAGS, is_open=True, budget=12)
     answers = [
-        Answer(engine, prompt, thoughts=thoughts, grammar=grammar, n_predict=200, sampling=WILD) for prompt in ("a", "the sea")
+        Answer(engine, prompt, thinking=thoughts, grammar=grammar, n_predict=200, sampling=WILD) for prompt in ("a", "the sea")
     ]
     for answer in answers:
         assert answer.done().reason == "stop"
         _, tag, rest = answer.text.partition("</think>")
         assert tag
         assert json.loads(rest)["n"] in (1, 22)
-        assert answer.done().thought_count <= 15
+        assert answer.done().thinking_count <= 15
 
 
 def test_the_end_is_told_with_the_stop_sequence(engine: Engine, model: Path) -> None:

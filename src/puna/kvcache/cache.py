@@ -115,7 +115,7 @@ class Cache(Sequences, Protocol):
     def start_reserve(self, n_tokens: int) -> Hashable:
         """As start_forward for the largest batch, for measuring; no cell is taken."""
 
-    def foresee(self, batch: Batch) -> Hashable | None:
+    def look_ahead(self, batch: Batch) -> Hashable | None:
         """The shape that a step of this batch would have if it came next, while another step is still being computed.
 
         A graph may then be built for it; no cell is taken, and start_forward decides anew. None where it cannot be told.

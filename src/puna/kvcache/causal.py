@@ -256,11 +256,11 @@ class CausalCache:
         self._views = (View(0, n_tokens, 1, 0, 0, longest),)
         return self._views
 
-    def foresee(self, batch: Batch) -> Hashable | None:
+    def look_ahead(self, batch: Batch) -> Hashable | None:
         ranges = []
         for sequence, begin, end in runs(batch.sequences):
             first = self.span.first(int(batch.positions[begin]))
-            found = self.cells.foreseen_range(sequence, first, end - begin)
+            found = self.cells.range_ahead(sequence, first, end - begin)
             if found is None:
                 return None
             ranges.append(Range(begin, end, *found))

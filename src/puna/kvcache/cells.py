@@ -97,7 +97,7 @@ class Cells:
         order = np.argsort(distance, kind="stable")
         return _listed(np.sort(free[order[:count]]))
 
-    def foreseen_range(self, sequence: int, first: int, count: int) -> tuple[int, int] | None:
+    def range_ahead(self, sequence: int, first: int, count: int) -> tuple[int, int] | None:
         """As range_from would be after *count* more rows, if no other sequence takes their cells; None if they do not fit."""
         try:
             chosen = self._choose(sequence, count)

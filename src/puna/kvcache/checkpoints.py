@@ -17,7 +17,7 @@ START = 0  # the slot of the state before any token
 MIN_TOKENS = 16
 
 # A step should end so many tokens before the end of a prompt. The next turn of a conversation often departs just there:
-# what begins the answer in the prompt, a thought for example, is not repeated in later prompts. So does the same prompt
+# what begins the answer in the prompt, thinking for example, is not repeated in later prompts. So does the same prompt
 # once more, of which at least one token is computed again.
 PROMPT_TAIL = 8
 

@@ -143,7 +143,7 @@ class EncoderCache:
         self._views = (View(0, n_tokens, 1, 0, 0, self._home),)
         return self._views, len(self._rows)
 
-    def foresee(self, batch: Batch) -> Hashable | None:
+    def look_ahead(self, batch: Batch) -> Hashable | None:
         return None
 
     @property

@@ -94,8 +94,8 @@ class LayeredCache:
     def start_reserve(self, n_tokens: int) -> Hashable:
         return tuple(part.start_reserve(n_tokens) for part in self.parts)
 
-    def foresee(self, batch: Batch) -> Hashable | None:
-        shapes = tuple(part.foresee(batch) for part in self.parts)
+    def look_ahead(self, batch: Batch) -> Hashable | None:
+        shapes = tuple(part.look_ahead(batch) for part in self.parts)
         return None if None in shapes else shapes
 
     @property

@@ -167,7 +167,7 @@ class RecurrentCache:
         self._groups = _grouped(counts)
         return tuple(self._groups)
 
-    def foresee(self, batch: Batch) -> Hashable | None:
+    def look_ahead(self, batch: Batch) -> Hashable | None:
         self._groups = _grouped([end - row for _, row, end in runs(batch.sequences)])
         return tuple(self._groups)
 

@@ -57,7 +57,7 @@ class Uncached:
         self._n_tokens, self._batch = n_tokens, None
         return n_tokens
 
-    def foresee(self, batch: Batch) -> Hashable | None:
+    def look_ahead(self, batch: Batch) -> Hashable | None:
         return None
 
     @property

@@ -126,7 +126,7 @@ class Channel(asyncio.Protocol):
                 if not isinstance(reply, wire.Piece):
                     self._open.pop(number, None)
                     if isinstance(reply, wire.Answer):
-                        raise NonsenseError("a completion was answered as a question is")
+                        raise NonsenseError("a completion was answered as a call is")
                     yield reply
                     return
                 mailbox.n_waiting -= reply.weight
@@ -135,19 +135,19 @@ class Channel(asyncio.Protocol):
             if number in self._open:
                 self._cancel(number)
 
-    async def ask(self, path: str, body: bytes = b"{}") -> wire.Answer | wire.Failed:
+    async def call(self, path: str, body: bytes = b"{}") -> wire.Answer | wire.Failed:
         """Leaving early ends what can be ended of the work.
 
         Errors: BrokenLineError when the line ends before the answer.
         """
         number, mailbox = next(self._numbers), _Mailbox()
-        self.send(wire.Ask(id=number, path=path, body=msgspec.Raw(body)))
+        self.send(wire.Call(id=number, path=path, body=msgspec.Raw(body)))
         self._open[number] = mailbox
         try:
             reply = await self._next(mailbox)
             self._open.pop(number, None)
             if not isinstance(reply, wire.Answer | wire.Failed):
-                raise NonsenseError("a question was answered as a completion is")
+                raise NonsenseError("a call was answered as a completion is")
             return reply
         finally:
             if number in self._open:

@@ -294,7 +294,7 @@ class Runner:
     async def _ask(self, path: str, message: wire.Message | None, kind: type[M], timeout_s: float | None = None) -> M:
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._channel.ask(path, b"{}" if message is None else wire.encode(message))
+                answer = await self._channel.call(path, b"{}" if message is None else wire.encode(message))
         except TimeoutError as error:
             raise RunnerDied(f"the runner did not answer {path} within {timeout_s:g} s") from error
         except OSError as error:

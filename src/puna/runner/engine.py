@@ -23,7 +23,7 @@ from puna.runner.loading.model_file import ModelFile
 from puna.runner.prefixes.checkpoints import stopping
 from puna.runner.prefixes.groups import cut
 from puna.runner.prefixes.slots import Slots
-from puna.runner.scheduling.admission import LOOKAHEAD, Answers, Room, make_room, next_to_start, resume_paused
+from puna.runner.scheduling.admission import QUEUE_WINDOW, Answers, Room, make_room, next_to_start, resume_paused
 from puna.runner.scheduling.pace import UNBOUNDED, work
 from puna.runner.scheduling.schedule import schedule
 from puna.runner.scheduling.step_times import StepTimes
@@ -334,7 +334,7 @@ class Engine:
         active = self._turns.order(active, loaded.limits.n_batch)
         progress = [r.progress for r in active]
         with self._lock:
-            waiting = [r.tokens for _, r in zip(range(LOOKAHEAD), self._waiting, strict=False) if isinstance(r, Request)]
+            waiting = [r.tokens for _, r in zip(range(QUEUE_WINDOW), self._waiting, strict=False) if isinstance(r, Request)]
         if loaded.prompt_tail:
             progress = [stopping(r, waiting, loaded.prompt_tail) if isinstance(r, Request) else r.progress for r in active]
         has_prompts = loaded.pooling is Pooling.NONE and any(p.n_behind > 1 for p in progress)

@@ -204,8 +204,8 @@ def _limits() -> LLParserLimits:
 
 
 def _source(grammar: Grammar, controls: dict[str, int]) -> str:
-    """The grammar as llguidance reads it; with a thought before the answer where the model is allowed one."""
-    if not grammar.thought_end:
+    """The grammar as llguidance reads it; with thinking before the answer where the model is allowed one."""
+    if not grammar.thinking_end:
         return _answer(grammar)
     if grammar.kind == "lark":
         answer = f"%lark {{\n{grammar.text}\n}}"
@@ -213,15 +213,15 @@ def _source(grammar: Grammar, controls: dict[str, int]) -> str:
         inner = json.loads(_answer(grammar))["grammars"][0]
         is_schema = inner["json_schema"] is not None
         answer = f"%json {json.dumps(inner['json_schema'])}" if is_schema else f"%lark {{\n{inner['lark_grammar']}\n}}"
-    end = controls.get(grammar.thought_end)
-    thought = f"free? <[{end}]>" if end is not None else "free_to_end"
-    if grammar.thought_begin:  # else the prompt has begun the thought, and it must be ended
-        begin = controls.get(grammar.thought_begin)
-        thought = f"(space? {_literal(grammar.thought_begin) if begin is None else f'<[{begin}]>'} {thought})?"
+    end = controls.get(grammar.thinking_end)
+    thinking = f"free? <[{end}]>" if end is not None else "free_to_end"
+    if grammar.thinking_begin:  # else the prompt has begun thinking, and it must be ended
+        begin = controls.get(grammar.thinking_begin)
+        thinking = f"(space? {_literal(grammar.thinking_begin) if begin is None else f'<[{begin}]>'} {thinking})?"
     return (
-        f"start: {thought} space? answer\n"
+        f"start: {thinking} space? answer\n"
         "free: /(.|\\n)+/\n"
-        f"free_to_end[lazy]: /(.|\\n)*{_literal(grammar.thought_end)[1:]}\n"
+        f"free_to_end[lazy]: /(.|\\n)*{_literal(grammar.thinking_end)[1:]}\n"
         "space: /[ \\t\\r\\n]{1,8}/\n"
         f"answer: {answer}\n"
     )

@@ -88,7 +88,7 @@ class Metrics:
         self.generated_tokens = Counter("puna_generated_tokens", "Tokens of answers.", model, registry=registry)
         self.prompt_seconds = Counter("puna_prompt_seconds", "Time spent on reading prompts.", model, registry=registry)
         self.generated_seconds = Counter("puna_generated_seconds", "Time spent on generating.", model, registry=registry)
-        self.thought_tokens = Counter("puna_thought_tokens", "Those of them that were thoughts.", model, registry=registry)
+        self.thinking_tokens = Counter("puna_thinking_tokens", "Those of them that were thinking.", model, registry=registry)
         self.embeddings = Counter(
             "puna_embedding_requests",
             "Requests for vectors (embed) or scores (rank) that ended: ok, error or cancelled.",
@@ -182,7 +182,7 @@ class Generation:
         metrics.prompt_tokens.labels(model).inc(done.prompt_eval_count)
         metrics.cached_tokens.labels(model).inc(done.cached_count)
         metrics.generated_tokens.labels(model).inc(done.eval_count)
-        metrics.thought_tokens.labels(model).inc(done.thought_count)
+        metrics.thinking_tokens.labels(model).inc(done.thinking_count)
         metrics.prompt_seconds.labels(model).inc(done.prompt_eval_duration / 1e9)
         metrics.generated_seconds.labels(model).inc(done.eval_duration / 1e9)
 

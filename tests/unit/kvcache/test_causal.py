@@ -136,7 +136,7 @@ def test_decoding_sees_what_changed_between_its_steps() -> None:
     cache.cells.share(1, cache.cells.cells_of(0, 0, 4))
     assert step(cache, [(0, 8), (1, 4)], [68.0, 58.0])[1] == {**{p: moved[p] for p in range(4)}, 4: 58.0}
     cache.start_reserve(64)
-    assert cache.foresee(batch([0], [300], [0], [])) is not None
+    assert cache.look_ahead(batch([0], [300], [0], [])) is not None
     assert step(cache, [(0, 9), (1, 5)], [69.0, 59.0])[1] == {**{p: moved[p] for p in range(4)}, 4: 58.0, 5: 59.0}
     cache.check_integrity()
 

@@ -52,7 +52,7 @@ class Script:
     fail_status: int = 500
     fail_text: str = "the sky fell"
     stop_sequence: str = ""  # said to have ended the answer
-    thought_count: int = 0
+    thinking_count: int = 0
     cache_cells: int = 0
     cache_used: int = 0
     host_cache_bytes: int = 0
@@ -89,7 +89,7 @@ class FakeRunner:
             if command["type"] == "complete":
                 self.note("complete", command["request"])
                 running[command["id"]] = asyncio.create_task(self.complete(command["id"], command["request"]))
-            elif command["type"] == "ask":
+            elif command["type"] == "call":
                 asyncio.create_task(self.ask(command["id"], command["path"], command["body"]))  # noqa: RUF006
             elif command["type"] == "cancel" and command["id"] in running:
                 running[command["id"]].cancel()
@@ -229,7 +229,7 @@ class FakeRunner:
             "eval_duration": 2_000_000,
             "tokens": tokens,
             "stop_sequence": self.script.stop_sequence,
-            "thought_count": self.script.thought_count,
+            "thinking_count": self.script.thinking_count,
         }
 
 

@@ -150,12 +150,12 @@ def test_a_vocabulary_without_an_end() -> None:
 @pytest.mark.parametrize("kind", ["json", "json_schema", "regex", "lark"])
 def test_a_thought_is_free_and_then_the_answer_is_not(grammars: Grammars, tokenizer: WordTokenizer, kind: Any) -> None:
     texts = {"json": "", "json_schema": json.dumps(PERSON), "regex": r"\{[a]+\}", "lark": 'start: "{" WORD "}"\nWORD: /a+/'}
-    begun = Grammar(kind=kind, text=texts[kind], thought_end="</think>")
+    begun = Grammar(kind=kind, text=texts[kind], thinking_end="</think>")
     matcher = grammars.matcher(begun)
     assert write(matcher, 'anything {"goes" </thin\n\n</think>\n\nx', tokenizer).endswith("</think>\n\n")
     assert tokenizer.end not in allowed(matcher)
     assert ord("{") in allowed(matcher)
-    own = Grammar(kind=kind, text=texts[kind], thought_begin="<think>", thought_end="</think>")
+    own = Grammar(kind=kind, text=texts[kind], thinking_begin="<think>", thinking_end="</think>")
     assert write(grammars.matcher(own), "<think>why?</think>{", tokenizer) == "<think>why?</think>{"
     assert write(grammars.matcher(own), "{", tokenizer) == "{"
     assert write(grammars.matcher(own), "x", tokenizer) == ""
@@ -164,12 +164,12 @@ def test_a_thought_is_free_and_then_the_answer_is_not(grammars: Grammars, tokeni
 def test_a_thought_between_control_tokens(grammars: Grammars, tokenizer: WordTokenizer) -> None:
     """Such tags are no text: the tokens themselves must come."""
     turn = tokenizer.end + 1
-    begun = grammars.matcher(Grammar(kind="regex", text="ab", thought_end="<|turn|>"))
+    begun = grammars.matcher(Grammar(kind="regex", text="ab", thinking_end="<|turn|>"))
     for token in (ord("h"), ord("m"), ord("<")):
         assert {turn, token} <= allowed(begun)
         advance(begun, token)
     assert tokenizer.end not in allowed(begun)
-    own = grammars.matcher(Grammar(kind="regex", text="ab", thought_begin="<|turn|>", thought_end="</think>"))
+    own = grammars.matcher(Grammar(kind="regex", text="ab", thinking_begin="<|turn|>", thinking_end="</think>"))
     assert {turn, ord("a")} <= allowed(own)
     for matcher in (begun, own):
         advance(matcher, turn)

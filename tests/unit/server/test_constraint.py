@@ -10,7 +10,7 @@ import pytest
 from puna.api.generate import GenerateRequest
 from puna.errors import BadRequest, PunaError
 from puna.prompt.thinking import Tags
-from puna.server.answering.constraint import with_thoughts
+from puna.server.answering.constraint import with_thinking
 from puna.server.checking.grammar import grammar_of
 from puna.store.recipe import Recipe
 from puna.wire import Grammar
@@ -53,12 +53,12 @@ def test_one_wish_at_a_time() -> None:
 
 def test_a_model_that_thinks_may_think_first() -> None:
     grammar, tags = Grammar(kind="json"), Tags("<think>", "</think>")
-    begun = with_thoughts(grammar, tags, "assistant\n<think>\n")
-    own = with_thoughts(grammar, tags, "assistant\n")
-    assert begun == Grammar(kind="json", thought_end="</think>")
-    assert own == Grammar(kind="json", thought_begin="<think>", thought_end="</think>")
-    assert with_thoughts(grammar, None, "<think>") == grammar
-    assert with_thoughts(None, tags, "") is None
+    begun = with_thinking(grammar, tags, "assistant\n<think>\n")
+    own = with_thinking(grammar, tags, "assistant\n")
+    assert begun == Grammar(kind="json", thinking_end="</think>")
+    assert own == Grammar(kind="json", thinking_begin="<think>", thinking_end="</think>")
+    assert with_thinking(grammar, None, "<think>") == grammar
+    assert with_thinking(None, tags, "") is None
 
 
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
@@ -149,7 +149,7 @@ def test_what_a_parser_holds_back_does_not_hold_the_end(empty: Live) -> None:
         assert [e["token"] for line in (*some, last) for e in line.get("logprobs", [])] == pieces
         assert [line["message"].get("thinking") or line["message"]["content"] for line in some] == ["a", "b", "<"]
         asked = last_completion(empty, "deep")["grammar"]
-        assert (asked["thought_begin"], asked["thought_end"]) == ("<hm>", "</hm>")
+        assert (asked["thinking_begin"], asked["thinking_end"]) == ("<hm>", "</hm>")
 
 
 def test_openais_logprobs(shared: Live) -> None:

@@ -77,7 +77,7 @@ def test_names_that_nobody_stored_make_no_series(shared: Live) -> None:
 
 def test_the_cache_and_the_queue_of_each_runner_are_seen(tmp_path: Path) -> None:
     live = Live(tmp_path)
-    live.add("hello", cache_cells=400, cache_used=30, host_cache_bytes=1000, host_cache_entries=2, thought_count=3)
+    live.add("hello", cache_cells=400, cache_used=30, host_cache_bytes=1000, host_cache_entries=2, thinking_count=3)
     with live.running():
         live.post("/api/chat", {"model": "hello", "messages": HI, "stream": False})
         found = samples(live)
@@ -88,7 +88,7 @@ def test_the_cache_and_the_queue_of_each_runner_are_seen(tmp_path: Path) -> None
         assert found['puna_runner_requests_active{model="hello:latest"}'] == 0
         assert found['puna_runner_requests_waiting{model="hello:latest"}'] == 0
         assert found['puna_runner_steps_total{model="hello:latest"}'] >= 0
-        assert found['puna_thought_tokens_total{model="hello:latest"}'] == 3
+        assert found['puna_thinking_tokens_total{model="hello:latest"}'] == 3
         assert found["process_resident_memory_bytes"] > 1e6
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from puna.runner.prefixes.tree import common_prefix
-from puna.runner.scheduling.admission import LOOKAHEAD
+from puna.runner.scheduling.admission import QUEUE_WINDOW
 from puna.runner.scheduling.schedule import Progress
 from puna.runner.tasks.completion import Request
 
@@ -21,7 +21,7 @@ def stopping(request: Request, waiting: Sequence[list[int]], prompt_tail: int) -
     """
     if request.n_computed >= request.n_prompt:
         return request.progress
-    common = (common_prefix(other, request.tokens, min(len(other) - 1, request.n_prompt)) for other in waiting[:LOOKAHEAD])
+    common = (common_prefix(other, request.tokens, min(len(other) - 1, request.n_prompt)) for other in waiting[:QUEUE_WINDOW])
     stops = [*common, request.n_prompt - prompt_tail]
     n_stop = min((n for n in stops if n >= request.n_computed + MIN_STEP), default=0)
     return request.progress._replace(n_stop=n_stop)

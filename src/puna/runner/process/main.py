@@ -103,7 +103,7 @@ def _serve_parent(args: argparse.Namespace, make: MakeEngine) -> None:
     from puna.runner.process.serve import serve_parent
     from puna.runner.process.starting import StartingEngine
     from puna.runner.transport.channel import Channel
-    from puna.runner.transport.counters import Tally
+    from puna.runner.transport.counters import Counters
     from puna.runner.transport.outbox import Outbox
 
     def make_when_named() -> EngineService:
@@ -113,7 +113,7 @@ def _serve_parent(args: argparse.Namespace, make: MakeEngine) -> None:
 
     engine = StartingEngine(make_when_named, _load_request(args) if args.load else None)
     outbox = Outbox(connection)
-    channel = Channel(engine, outbox, named, Tally())
+    channel = Channel(engine, outbox, named, Counters())
     inbox.follow(channel.handle)
     serve_parent(engine, outbox, channel.close)
 

@@ -40,7 +40,7 @@ T = TypeVar("T", bound=Pausable)
 MIN_SHARED = 8
 
 # Of a long queue only the first so many are looked at in one step.
-LOOKAHEAD = 64
+QUEUE_WINDOW = 64
 
 # Room is reckoned for so many tokens of an answer at least, where it may become as long as that.
 MIN_ANSWER = 256
@@ -112,7 +112,7 @@ def next_to_start(waiting: Iterable[Request], running: Sequence[Request], slots:
     it: requests that arrive together with a common prefix compute it once. Those behind it in the queue may pass.
     """
     computing = {r.slot: r for r in running if r.n_computed < r.n_prompt and not r.is_done and not r.is_paused}
-    for _, request in zip(range(LOOKAHEAD), waiting, strict=False):
+    for _, request in zip(range(QUEUE_WINDOW), waiting, strict=False):
         soon = _soon_shared(request, computing, slots) if computing else 0
         if soon < MIN_SHARED or soon < slots.cached(request.tokens) + MIN_SHARED:
             return request

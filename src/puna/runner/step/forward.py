@@ -174,7 +174,7 @@ class Forward:
 
     def _build_expected(self, expected: Batch, current: Built) -> Built | None:
         try:
-            shape = self._cache.foresee(expected)
+            shape = self._cache.look_ahead(expected)
             key = _key(expected, shape)
             if shape is None or key == current.key:
                 return None

@@ -13,7 +13,7 @@ from puna.runner.prefixes.groups import Group, cut, without
 from puna.runner.prefixes.salt import salted
 from puna.runner.scheduling.schedule import Progress
 from puna.runner.tasks.text import TextStream
-from puna.runner.tasks.thinking import ThoughtMeter
+from puna.runner.tasks.thinking import ThinkingMeter
 from puna.sample.breakers import breakers_of
 from puna.sample.matcher import GrammarError, Matcher
 from puna.sample.sampler import Sampler
@@ -81,7 +81,7 @@ class Request:
         self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx, breakers=breakers)
         self.sampler.accept_many(self.tokens)
         self.matcher = None if wire.grammar is None else _matcher(wire.grammar, tokenizer)
-        self._thoughts = None if wire.thoughts is None else ThoughtMeter(wire.thoughts, tokenizer)
+        self._thinking = None if wire.thinking is None else ThinkingMeter(wire.thinking, tokenizer)
         self._tokenizer = tokenizer
         self._text = TextStream(wire.stop)
         self._emit = emit
@@ -124,8 +124,8 @@ class Request:
 
     @property
     def forced_token(self) -> int | None:
-        """What must come next, whatever the model would write: the end of a thought whose budget is spent."""
-        return self._thoughts.forced_token if self._thoughts is not None and self._text.is_whole else None
+        """What must come next, whatever the model would write: the end of thinking whose budget is spent."""
+        return self._thinking.forced_token if self._thinking is not None and self._text.is_whole else None
 
     @property
     def banned_tokens(self) -> frozenset[int]:
@@ -143,8 +143,8 @@ class Request:
             self.finish("stop")
             return
         self.sampler.accept(token)
-        if self._thoughts is not None:
-            self._thoughts.accept(token, self.text_of(token))
+        if self._thinking is not None:
+            self._thinking.accept(token, self.text_of(token))
         if self.matcher is not None:
             try:
                 self.matcher.advance(token)
@@ -207,7 +207,7 @@ class Request:
             eval_duration=now - first,
             tokens=[*self._prompt_tokens, *self._answer] if self.wire.return_tokens else [],
             stop_sequence=self._text.stop_sequence,
-            thought_count=self._thoughts.n_tokens if self._thoughts is not None else 0,
+            thinking_count=self._thinking.n_tokens if self._thinking is not None else 0,
             truncated_count=self.n_truncated,
         )
 

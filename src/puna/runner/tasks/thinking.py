@@ -1,6 +1,6 @@
-"""How many tokens of an answer are thoughts, and how a thought ends whose budget is spent.
+"""How many tokens of an answer are thinking, and how thinking ends when its budget is spent.
 
-Thoughts are marked by text that may be cut anywhere into tokens, or by control tokens; both are looked for as bytes.
+Thinking is marked by text that may be cut anywhere into tokens, or by control tokens; both are looked for as bytes.
 Knows nothing of requests or of what a template looks like.
 """
 
@@ -12,36 +12,36 @@ from collections import deque
 
 from puna.errors import BadRequest
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.wire import Thoughts
+from puna.wire import Thinking
 
 _SPACE = b" \t\r\n"
 
 
 class _State(enum.Enum):
-    BEFORE = enum.auto()  # a thought may begin
+    BEFORE = enum.auto()  # thinking may begin
     THINKING = enum.auto()
     AFTER = enum.auto()  # none will begin any more
 
 
-class ThoughtMeter:
+class ThinkingMeter:
     """Follows one answer, token by token."""
 
-    def __init__(self, wire: Thoughts, tokenizer: Tokenizer) -> None:
+    def __init__(self, wire: Thinking, tokenizer: Tokenizer) -> None:
         if not wire.end or not (wire.begin or (wire.is_open and not wire.repeats)):
-            raise BadRequest("thoughts: begin and end must not be empty")
+            raise BadRequest("thinking: begin and end must not be empty")
         self._begin, self._end = wire.begin.encode(), wire.end.encode()
         self._repeats, self._budget = wire.repeats, wire.budget
         self._state = _State.THINKING if wire.is_open else _State.BEFORE
         self._held = b""  # read, and perhaps part of the tag that is looked for
         self._n_read = 0  # bytes
-        self._begins: list[int] = []  # where the tokens of the thought begin, in bytes
-        self._n_complete = 0  # tokens of thoughts that have ended
+        self._begins: list[int] = []  # where the tokens of the current thinking begin, in bytes
+        self._n_complete = 0  # tokens of thinking that has ended
         self._ending = tokenizer.encode(wire.ending or wire.end, add_special=False) if self._budget >= 0 else []
         self._forced: deque[int] = deque()
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of thoughts so far, tags excepted."""
+        """Tokens of thinking so far, tags excepted."""
         return self._n_complete + len(self._begins)
 
     @property
@@ -64,7 +64,7 @@ class ThoughtMeter:
             while self._step():
                 pass
         if was_forced and not self._forced and self._state is _State.THINKING:
-            # The vocabulary has no tokens that give this text exactly: the thought is over all the same.
+            # The vocabulary has no tokens that give this text exactly: thinking is over all the same.
             del self._begins[-len(self._ending) :]
             self._close()
 

@@ -1,4 +1,4 @@
-"""What a runner is asked beside completions, by path: one table, whichever way a question comes."""
+"""What a runner can be called for beside completions, by path: one table, whichever way a call comes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from puna.errors import NotFound
 from puna.runner.failures import require_ready
 from puna.runner.service import EngineService, Handle
-from puna.runner.transport.counters import Tally
+from puna.runner.transport.counters import Counters
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed, LoadRequest, Message, Text, TokenizeRequest, Tokens, decode
 
-Tell = Callable[[Message], None]
+Reply = Callable[[Message], None]
 """Takes the answer, or Failed; any thread."""
 
 QUICK_PATHS = frozenset({"/health"})  # answered at once, also while everything else is busy
 PATHS = (*QUICK_PATHS, "/load", "/embedding", "/tokenize", "/detokenize")
 
 
-class Asks:
-    def __init__(self, service: EngineService, tally: Tally) -> None:
+class Calls:
+    def __init__(self, service: EngineService, counters: Counters) -> None:
         self._service = service
-        self._tally = tally
+        self._counters = counters
 
-    def answer(self, path: str, body: bytes, tell: Tell) -> Handle | None:
-        """Find the answer and *tell* it once, now or later; nothing is told where this raises.
+    def answer(self, path: str, body: bytes, reply: Reply) -> Handle | None:
+        """Find the answer and *reply* with it once, now or later; nothing is sent where this raises.
 
         Returns what ends the work for an answer that comes later. Only paths of QUICK_PATHS never block.
         Errors: BadRequest; NotFound for other paths; what the engine raises.
@@ -31,27 +31,27 @@ class Asks:
         service = self._service
         match path:
             case "/health":
-                tell(service.health())
+                reply(service.health())
             case "/load":
-                tell(service.load(decode(LoadRequest, body)))
+                reply(service.load(decode(LoadRequest, body)))
             case "/tokenize":
                 text = decode(TokenizeRequest, body)
-                tell(Tokens(tokens=service.tokenize(text.content, text.add_special)))
+                reply(Tokens(tokens=service.tokenize(text.content, text.add_special)))
             case "/detokenize":
-                tell(Text(content=service.detokenize(decode(Tokens, body).tokens)))
+                reply(Text(content=service.detokenize(decode(Tokens, body).tokens)))
             case "/embedding":
-                return self._embed(decode(EmbeddingRequest, body), tell)
+                return self._embed(decode(EmbeddingRequest, body), reply)
             case _:
                 raise NotFound(f"a runner has no {path[:100]}")
         return None
 
-    def _embed(self, request: EmbeddingRequest, tell: Tell) -> Handle:
+    def _embed(self, request: EmbeddingRequest, reply: Reply) -> Handle:
         require_ready(self._service)
-        self._tally.add("embedding_requests")
+        self._counters.add("embedding_requests")
 
-        def embedded(reply: EmbeddingReply | Failed) -> None:
-            if isinstance(reply, EmbeddingReply):
-                self._tally.add("embedded_tokens", reply.prompt_eval_count)
-            tell(reply)
+        def embedded(result: EmbeddingReply | Failed) -> None:
+            if isinstance(result, EmbeddingReply):
+                self._counters.add("embedded_tokens", result.prompt_eval_count)
+            reply(result)
 
         return self._service.embed(request, embedded)

@@ -17,12 +17,12 @@ from puna.errors import BadRequest
 from puna.runner.failures import failed, require_ready
 from puna.runner.process.spare import NamedModel
 from puna.runner.service import EngineService, Handle
-from puna.runner.transport.calls import QUICK_PATHS, Asks
-from puna.runner.transport.counters import Tally
+from puna.runner.transport.calls import QUICK_PATHS, Calls
+from puna.runner.transport.counters import Counters
 from puna.wire import (
     MAX_QUEUED_CHARACTERS,
     Answer,
-    Ask,
+    Call,
     Cancel,
     Command,
     Complete,
@@ -83,8 +83,8 @@ class _Exchange:
         if self._handle is not None:
             self._handle.cancel()
 
-    def tell(self, message: Message) -> None:
-        """The answer to what was asked."""
+    def answer(self, message: Message) -> None:
+        """The answer to a call."""
         self.emit(message if isinstance(message, Failed) else Answer(body=msgspec.Raw(encode(message))))
 
     def emit(self, reply: Reply) -> None:
@@ -103,12 +103,12 @@ class _Exchange:
 
 
 class Channel:
-    def __init__(self, service: EngineService, outlet: Outlet, named: NamedModel, tally: Tally) -> None:
+    def __init__(self, service: EngineService, outlet: Outlet, named: NamedModel, counters: Counters) -> None:
         self.outlet = outlet
         self._service = service
         self._named = named
-        self._tally = tally
-        self._asks = Asks(service, tally)
+        self._counters = counters
+        self._calls = Calls(service, counters)
         self._lock = threading.Lock()
         self._exchanges: dict[int, _Exchange] = {}
         self._is_closed = False
@@ -140,17 +140,17 @@ class Channel:
         exchange = _Exchange(self, command.id, is_counted=isinstance(command, Complete))
         with self._lock:
             self._exchanges[command.id] = exchange
-        if isinstance(command, Ask) and command.path in QUICK_PATHS:
+        if isinstance(command, Call) and command.path in QUICK_PATHS:
             self._start(exchange, command)
         else:
             self._submitters.submit(self._start, exchange, command)
 
-    def _start(self, exchange: _Exchange, command: Complete | Ask) -> None:
+    def _start(self, exchange: _Exchange, command: Complete | Call) -> None:
         try:
-            if isinstance(command, Ask):
-                exchange.started(self._asks.answer(command.path, bytes(command.body), exchange.tell))
+            if isinstance(command, Call):
+                exchange.started(self._calls.answer(command.path, bytes(command.body), exchange.answer))
             else:
-                self._tally.add("requests")
+                self._counters.add("requests")
                 require_ready(self._service)
                 exchange.started(self._service.submit(command.request, exchange.emit))
         except BaseException as error:  # a panic in a grammar's compiler is no Exception
@@ -180,4 +180,4 @@ class Channel:
         with self._lock:
             self._exchanges.pop(number, None)
         if isinstance(last, Done | Failed):
-            self._tally.ended(last)
+            self._counters.ended(last)

@@ -1,4 +1,4 @@
-"""How many completions a runner was asked for, how they ended, and how many tokens they took."""
+"""How many completions a runner was given, how they ended, and how many tokens they took."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from puna.wire import Done, Failed
 
 
-class Tally:
+class Counters:
     """Counts for whoever hands requests to the engine; any thread."""
 
     def __init__(self) -> None:

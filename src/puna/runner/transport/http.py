@@ -33,11 +33,11 @@ from puna.runner.process.spare import NamedModel
 from puna.runner.service import EngineService
 from puna.runner.transport.calls import PATHS
 from puna.runner.transport.channel import Channel
-from puna.runner.transport.counters import Tally
+from puna.runner.transport.counters import Counters
 from puna.wire import (
     MAX_QUEUED_CHARACTERS,
     Answer,
-    Ask,
+    Call,
     Cancel,
     Complete,
     CompletionRequest,
@@ -127,8 +127,8 @@ class Door:
 
     n_unsent = 0
 
-    def __init__(self, service: EngineService, tally: Tally) -> None:
-        self._channel = Channel(service, self, NamedModel(), tally)
+    def __init__(self, service: EngineService, counters: Counters) -> None:
+        self._channel = Channel(service, self, NamedModel(), counters)
         self._numbers = itertools.count()
         self._open: dict[int, Replies] = {}
 
@@ -144,7 +144,7 @@ class Door:
         return next(self._numbers)
 
     @contextlib.contextmanager
-    def open_for(self, command: Complete | Ask) -> Generator[Replies]:
+    def open_for(self, command: Complete | Call) -> Generator[Replies]:
         """Give a command, and cancel it when the block ends."""
         number = command.id
         self._open[number] = replies = Replies(asyncio.get_running_loop(), lambda: self._channel.do(Cancel(id=number)))
@@ -192,9 +192,9 @@ class Endpoint:
         path: str = scope["path"]
         if path == "/completion":
             request = decode(CompletionRequest, body)
-            command: Complete | Ask = Complete(id=self._door.next_number(), request=request)
+            command: Complete | Call = Complete(id=self._door.next_number(), request=request)
         else:
-            command = Ask(id=self._door.next_number(), path=path, body=msgspec.Raw(body or b"{}"))
+            command = Call(id=self._door.next_number(), path=path, body=msgspec.Raw(body or b"{}"))
         with self._door.open_for(command) as replies:
             watcher = asyncio.create_task(_watch(receive, replies))
             try:
@@ -257,13 +257,13 @@ class Keyed:
             await self._app(scope, receive, send)
 
 
-def make_app(service: EngineService, tally: Tally, door: Door, key: str) -> ASGIApp:
+def make_app(service: EngineService, counters: Counters, door: Door, key: str) -> ASGIApp:
     """The ASGI application of a runner."""
 
     async def metrics(_: Request) -> Response:
         now = service.health()
         gauges = {"status": now.status, "active": now.active, "waiting": now.waiting, "steps": now.steps}
-        return JSONResponse(gauges | {"completions": tally.counts()})
+        return JSONResponse(gauges | {"completions": counters.counts()})
 
     endpoint = Endpoint(door)
     methods = {"/health": ["GET"]}
@@ -308,10 +308,10 @@ class _Server(uvicorn.Server):
 
 
 def make_server(service: EngineService, key: str) -> uvicorn.Server:
-    tally = Tally()
-    door = Door(service, tally)
+    counters = Counters()
+    door = Door(service, counters)
     config = uvicorn.Config(
-        make_app(service, tally, door, key),
+        make_app(service, counters, door, key),
         http="httptools",
         log_config=None,
         access_log=False,

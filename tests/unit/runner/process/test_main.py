@@ -236,7 +236,7 @@ class Child:
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
         number = next(self._numbers)
-        self.own.sendall(json.dumps({"type": "ask", "id": number, "path": path, "body": body}).encode() + b"\n")
+        self.own.sendall(json.dumps({"type": "call", "id": number, "path": path, "body": body}).encode() + b"\n")
         [[found, reply]] = json.loads(self._lines.readline())
         assert found == number
         answer: dict[str, Any] = reply
@@ -347,7 +347,7 @@ def test_a_child_imports_nothing_of_http() -> None:
         "from tests.unit.runner.fake_engine import FakeEngine\n"
         "def look():\n"
         "    own.recv(10)\n"
-        '    own.sendall(b\'{"type": "ask", "id": 1, "path": "/health"}\\n\')\n'
+        '    own.sendall(b\'{"type": "call", "id": 1, "path": "/health"}\\n\')\n'
         "    own.recv(10)\n"
         "    print([m for m in ('asyncio', 'uvicorn', 'starlette', 'httptools') if m in sys.modules], flush=True)\n"
         "    os._exit(0)\n"

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from puna.kvcache.cache import UNLIMITED, resume_point
 from puna.runner.prefixes.slots import MIN_COPY_GAIN, Slot, Slots
 from puna.runner.prefixes.tree import Items, PrefixTree
-from puna.runner.scheduling.admission import LOOKAHEAD, MIN_SHARED, next_to_start, pause
+from puna.runner.scheduling.admission import MIN_SHARED, QUEUE_WINDOW, next_to_start, pause
 
 N_SEQUENCES, N_PARALLEL = 5, 3
 
@@ -324,7 +324,7 @@ def test_nobody_waits_for_one_that_does_not_compute(state: str) -> None:
 def test_of_a_long_queue_only_the_first_are_looked_at() -> None:
     first = asked(range(100))
     slots = slots_with(first)
-    alike = [asked([*range(90), i]) for i in range(LOOKAHEAD)]
+    alike = [asked([*range(90), i]) for i in range(QUEUE_WINDOW)]
     assert choose([*alike[1:], other := asked([7] * 60)], [first], slots) is other
     assert choose([*alike, asked([7] * 60)], [first], slots) is None
 

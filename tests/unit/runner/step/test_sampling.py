@@ -11,7 +11,7 @@ from puna.runner.step import sampling
 from puna.runner.step.sampling import sample
 from puna.runner.tasks.completion import Request
 from puna.sample.choice import sample_batch
-from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, SamplingOptions, Thoughts
+from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, SamplingOptions, Thinking
 
 TOKENIZER = WordTokenizer()
 GREEDY = SamplingOptions(temperature=0)
@@ -57,8 +57,8 @@ def test_a_ban_leaves_the_choice_among_all_others(options: dict[str, float]) -> 
 
 def test_a_forced_token_is_not_chosen_by_the_model() -> None:
     """Its probability is the one that the model gave it."""
-    tags = Thoughts(begin="<think>", end="</think>", is_open=True, budget=0)
-    request, said = ask(thoughts=tags, logprobs=True)
+    tags = Thinking(begin="<think>", end="</think>", is_open=True, budget=0)
+    request, said = ask(thinking=tags, logprobs=True)
     other, heard = ask()
     sample(logits_that_want(ord("a"), ord("a")), [request, other])
     (piece,) = said

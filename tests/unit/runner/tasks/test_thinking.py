@@ -1,4 +1,4 @@
-"""Thoughts are counted, and ended when their budget is spent, however the tags are cut into tokens."""
+"""Thinking is counted, and ended when its budget is spent, however the tags are cut into tokens."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.unit.sample.vocabulary import WordTokenizer
 
 from puna.errors import BadRequest
 from puna.runner.tasks.completion import Request
-from puna.runner.tasks.thinking import ThoughtMeter
-from puna.wire import CompletionReply, CompletionRequest, Done, Piece, Thoughts
+from puna.runner.tasks.thinking import ThinkingMeter
+from puna.wire import CompletionReply, CompletionRequest, Done, Piece, Thinking
 
 TAGS = {"begin": "<think>", "end": "</think>"}
 TEXTS = ["<think>", "</think>", "why", " not", "so", "<thi", "nk>", "</th", "ink>"]
 WORDS = [*(text.encode() for text in TEXTS), "☀".encode()[:2], "☀".encode()[2:]]
 
 
-def meter(**fields: object) -> tuple[ThoughtMeter, WordTokenizer]:
+def meter(**fields: object) -> tuple[ThinkingMeter, WordTokenizer]:
     tokenizer = WordTokenizer(words=WORDS)
-    return ThoughtMeter(Thoughts(**{**TAGS, **fields}), tokenizer.as_tokenizer()), tokenizer  # type: ignore[arg-type]
+    return ThinkingMeter(Thinking(**{**TAGS, **fields}), tokenizer.as_tokenizer()), tokenizer  # type: ignore[arg-type]
 
 
 def count(pieces: list[str], **fields: object) -> int:
@@ -67,13 +67,13 @@ def test_tags_without_text_are_refused(fields: dict[str, object]) -> None:
         meter(**fields)
 
 
-class Thinking:
+class Thinker:
     """A model that says "why" again and again; the request decides what is forced upon it."""
 
     def __init__(self, *, say: str = "why", n_tokens: int = 40, **fields: object) -> None:
         self.replies: list[CompletionReply] = []
         self.tokenizer = WordTokenizer(words=WORDS)
-        wire = CompletionRequest(prompt="x", n_predict=n_tokens, thoughts=Thoughts(**{**TAGS, **fields}))  # type: ignore[arg-type]
+        wire = CompletionRequest(prompt="x", n_predict=n_tokens, thinking=Thinking(**{**TAGS, **fields}))  # type: ignore[arg-type]
         self.request = Request(wire, self.tokenizer.as_tokenizer(), 512, self.replies.append)
         opening = [] if fields.get("is_open") else ["<think>"]
         script = iter([*opening, *[say] * n_tokens])
@@ -93,39 +93,39 @@ class Thinking:
 
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_a_spent_budget_ends_the_thought_and_the_answer_follows(budget: int) -> None:
-    answer = Thinking(budget=budget)
+    answer = Thinker(budget=budget)
     assert answer.text.startswith("<think>" + "why" * budget + "</think>why")
     assert answer.text.count("</think>") == 1
-    assert (answer.done.thought_count, answer.done.eval_count) == (budget, 40)
+    assert (answer.done.thinking_count, answer.done.eval_count) == (budget, 40)
 
 
 def test_a_thought_that_the_prompt_began_is_ended_too() -> None:
-    answer = Thinking(budget=3, is_open=True)
+    answer = Thinker(budget=3, is_open=True)
     assert answer.text.startswith("whywhywhy</think>why")
-    assert answer.done.thought_count == 3
+    assert answer.done.thinking_count == 3
 
 
 def test_what_is_written_at_the_end_may_be_longer_than_the_tag() -> None:
-    answer = Thinking(budget=2, ending="so</think>why not")
+    answer = Thinker(budget=2, ending="so</think>why not")
     assert answer.text.startswith("<think>whywhyso</think>why notwhy")
 
 
 def test_without_a_budget_nothing_is_forced() -> None:
-    answer = Thinking()
+    answer = Thinker()
     assert "</think>" not in answer.text
-    assert answer.done.thought_count == 39
+    assert answer.done.thinking_count == 39
 
 
 def test_of_thoughts_that_come_again_all_count() -> None:
     """As in the harmony format, where each message names its channel: once the budget is spent no more thoughts are had."""
-    answer = Thinking(budget=4, repeats=True, say="<think>")
+    answer = Thinker(budget=4, repeats=True, say="<think>")
     assert answer.text.startswith("<think>" * 5 + "</think><think></think><think></think>")
-    assert answer.done.thought_count == 4
+    assert answer.done.thinking_count == 4
 
 
 def test_a_character_is_finished_first() -> None:
     tokenizer = WordTokenizer(words=WORDS)
-    wire = CompletionRequest(prompt="x", thoughts=Thoughts(**TAGS, is_open=True, budget=1))  # type: ignore[arg-type]
+    wire = CompletionRequest(prompt="x", thinking=Thinking(**TAGS, is_open=True, budget=1))  # type: ignore[arg-type]
     request = Request(wire, tokenizer.as_tokenizer(), 512, lambda _: None)
     request.accept(256 + 9)  # two bytes of three
     assert request.forced_token is None

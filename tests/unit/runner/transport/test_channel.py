@@ -20,7 +20,7 @@ from puna.runner.process.main import connection_to_parent
 from puna.runner.process.spare import NamedModel
 from puna.runner.transport import channel as channel_module
 from puna.runner.transport.channel import Channel
-from puna.runner.transport.counters import Tally
+from puna.runner.transport.counters import Counters
 from puna.runner.transport.inbox import Inbox
 from puna.runner.transport.outbox import Outbox
 from puna.wire import (
@@ -47,9 +47,9 @@ class Line:
         self.parent, end = socket.socketpair()
         self.parent.settimeout(10)
         self.heard = self.parent.makefile("rb")
-        self.engine, self.named, self.tally = engine, NamedModel(), Tally()
+        self.engine, self.named, self.counters = engine, NamedModel(), Counters()
         self.outbox = Outbox(end)
-        self.channel = Channel(engine, self.outbox, self.named, self.tally)
+        self.channel = Channel(engine, self.outbox, self.named, self.counters)
         self._end = end
         self._inbox = Inbox()
         self._inbox.follow(self.channel.handle)
@@ -113,9 +113,9 @@ def test_every_request_hears_its_own_pieces_and_one_end(line: Line) -> None:
         assert all(isinstance(reply, Piece) for reply in replies[:-1])
         words = [f"{i} " for i in range(int(prompt[6:]))] if prompt.startswith("count") else prompt.split(" ")
         assert [r.content for r in replies if isinstance(r, Piece)] == ([] if prompt == "fail" else words)
-    assert line.tally.counts()["requests"] == 30
-    assert line.tally.counts()["stop"] == 20
-    assert line.tally.counts()["failed"] == 10
+    assert line.counters.counts()["requests"] == 30
+    assert line.counters.counts()["stop"] == 20
+    assert line.counters.counts()["failed"] == 10
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_replies_to_a_parent_that_has_left_are_dropped(line: Line) -> None:
     line.heard.close()
     line.parent.close()
     line.complete(1, "count 100")
-    wait_until(lambda: line.tally.counts().get("stop"))
+    wait_until(lambda: line.counters.counts().get("stop"))
     assert line.outbox.n_unsent == 0
 
 

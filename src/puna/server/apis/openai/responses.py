@@ -223,7 +223,7 @@ def _usage(finished: Finished) -> dict[str, Any]:
         "input_tokens": done.prompt_eval_count,
         "input_tokens_details": {"cached_tokens": done.cached_count} | {name: count for name, count in cut.items() if count > 0},
         "output_tokens": done.eval_count,
-        "output_tokens_details": {"reasoning_tokens": done.thought_count},
+        "output_tokens_details": {"reasoning_tokens": done.thinking_count},
         "total_tokens": done.prompt_eval_count + done.eval_count,
     }
 
