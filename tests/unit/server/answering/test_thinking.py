@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from puna.prompt.output import Thinking
 from puna.prompt.thinking import Tags, ThinkingParser
+from tests.unit.server.apis.test_native import HI, lines
+from tests.unit.server.apis.test_openai import events
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, lines
-from tests.unit.server.test_openai import events
 
 
 def parsed(text: str, cuts: list[int], prompt: str = "") -> tuple[str, str]:

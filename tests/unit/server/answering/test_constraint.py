@@ -14,9 +14,9 @@ from puna.server.answering.constraint import with_thinking
 from puna.server.checking.grammar import grammar_of
 from puna.store.recipe import Recipe
 from puna.wire import Grammar
+from tests.unit.server.apis.test_native import HI, last_completion, lines
+from tests.unit.server.apis.test_openai import events
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, last_completion, lines
-from tests.unit.server.test_openai import events
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 

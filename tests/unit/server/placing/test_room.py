@@ -15,7 +15,7 @@ from puna.llm.load import LoadRequirements, load_requirements
 from puna.server.placing.loaded import State
 from puna.settings import FOREVER, Settings
 from tests.unit.llm.fake_machine import gpu
-from tests.unit.server.test_scheduler import DEFAULT, A, B, C, D, World, n_ctx, play, settle
+from tests.unit.server.placing.test_scheduler import DEFAULT, A, B, C, D, World, n_ctx, play, settle
 
 GIB = 1 << 30
 DRIVER = 457 << 20
