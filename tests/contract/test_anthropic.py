@@ -11,8 +11,8 @@ import pytest
 from anthropic.types import MessageParam, ToolParam
 
 from tests.patience import PATIENCE_S
+from tests.unit.server.apis.test_native import last_completion
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import last_completion
 
 HI: list[MessageParam] = [{"role": "user", "content": "Hi"}]
 TOOLED = (

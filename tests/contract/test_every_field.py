@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from puna.api import anthropic, embed, generate, openai, rerank, responses
 from puna.api.options import Options
-from puna.llm.load import wanted_load
+from puna.llm.load import load_requirements
 from puna.sample.choice import distribution, sample_batch
 from puna.sample.sampler import Sampler
 from puna.settings import Settings
@@ -323,7 +323,7 @@ def test_every_option_has_a_sample() -> None:
 def test_an_option_reaches_the_runner(live: Live, name: str) -> None:
     given = {name: OPTIONS[name]}
     if name in ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread"):
-        assert wanted_load(Options(**given), Settings()) != wanted_load(Options(), Settings())
+        assert load_requirements(Options(**given), Settings()) != load_requirements(Options(), Settings())
         return
     body = {"model": "plain", "prompt": "Hi", "stream": False}
     first, second = (seen(live, "/api/generate", {**body, "options": options}) for options in ({}, given))

@@ -12,8 +12,8 @@ from openai.types.responses import FunctionToolParam
 
 from tests.contract.test_anthropic import ANSWER, TOOLED
 from tests.patience import PATIENCE_S
+from tests.unit.server.apis.test_native import last_completion
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import last_completion
 
 WEATHER: FunctionToolParam = {
     "type": "function",

@@ -20,9 +20,9 @@ from tests.contract.test_constrained import WILD, Answer, schema
 from tests.contract.test_embed_routes import Serving
 from tests.patience import wait_until
 from tests.tiny import write_llama
+from tests.unit.server.apis.test_native import last_completion
+from tests.unit.server.apis.test_openai import events
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import last_completion
-from tests.unit.server.test_openai import events
 
 THINKS = "{{ range .Messages }}{{ if .Thinking }}<hm>{{ .Thinking }}</hm>{{ end }}[{{ .Content }}]{{ end }}"
 HARMONY = "<|start|>user<|message|>{{ range .Messages }}{{ .Content }}{{ end }}<|end|><|start|>assistant<|channel|>"

@@ -22,7 +22,7 @@ from puna.api.watched import ANYTHING, Watched
 _DATA_URL = re.compile(r"data:(?:image/(?:jpeg|jpg|png|webp))?;base64,")
 
 
-Budget = Annotated[int, Field(ge=0)]  # tokens of thoughts at most
+Budget = Annotated[int, Field(ge=0)]  # tokens of thinking at most
 
 
 class StreamOptions(Request):
@@ -31,7 +31,7 @@ class StreamOptions(Request):
 
 class Reasoning(Request):
     effort: str = ""
-    max_tokens: Budget | None = None  # of thoughts; an extension that other servers have too
+    max_tokens: Budget | None = None  # of thinking; an extension that other servers have too
 
 
 class FunctionCall(Request):

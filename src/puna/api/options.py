@@ -75,7 +75,7 @@ class Options:
     logit_bias: dict[int, float] = field(default_factory=dict)
     min_tokens: int = 0  # generated before the answer may end by itself
     ignore_eos: bool = False  # write no end-of-generation token, for benchmarks
-    think_budget: int = -1  # tokens of thoughts at most, then the answer follows; below zero: no limit
+    think_budget: int = -1  # tokens of thinking at most, then the answer follows; below zero: no limit
 
 
 # A request alone says what of these it wants; the others are decided when a model is loaded.

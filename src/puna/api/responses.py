@@ -25,7 +25,7 @@ class ResponsesRequest(Watched):
         **FOR_THE_BOOKS,
         "store": (False,),
         "parallel_tool_calls": (True,),
-        "include": ([], ["reasoning.encrypted_content"]),  # a thought comes with that anyway
+        "include": ([], ["reasoning.encrypted_content"]),  # thinking comes with that anyway
         "top_logprobs": (0,),
     }
 
@@ -40,7 +40,7 @@ class ResponsesRequest(Watched):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Any = None
     stream: bool = False
-    truncation: str = ""  # disabled: a conversation that is too long is an error; auto, and when nothing is said: it is cut
+    truncation: str = ""  # disabled: a conversation that is too long is an error; auto, and when nothing is message: it is cut
     background: bool = False
     previous_response_id: str = ""
 
@@ -107,26 +107,26 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def _from_items(items: list[Any]) -> list[dict[str, Any]]:
-    """Thoughts and calls belong to the message of the assistant that they stand beside."""
+    """Thinking and calls belong to the message of the assistant that they stand beside."""
     found: list[dict[str, Any]] = []
     names: dict[str, str] = {}
-    thought = ""
+    thinking = ""
     for number, item in enumerate(items):
         if not isinstance(item, dict):
             raise ValueError(f"input[{number}]: must be an object")
         kind = item.get("type") or ("message" if item.get("role") else "")
         if kind == "reasoning":
-            thought = _thought(item)
+            thinking = _thinking(item)
         elif kind == "message":
-            said = {"role": str(item.get("role") or ""), **_content(item.get("content"), number)}
-            if said["role"] == "assistant" and thought:
-                said["thinking"], thought = thought, ""
-            found.append(said)
+            message = {"role": str(item.get("role") or ""), **_content(item.get("content"), number)}
+            if message["role"] == "assistant" and thinking:
+                message["thinking"], thinking = thinking, ""
+            found.append(message)
         elif kind == "function_call":
             call = _call(item)
             names[call["id"]] = call["function"]["name"]
-            _add_call(found, call, thought)
-            thought = ""
+            _add_call(found, call, thinking)
+            thinking = ""
         elif kind == "function_call_output":
             call_id = str(item.get("call_id") or "")
             result = {"role": "tool", "tool_call_id": call_id, "tool_name": names.get(call_id, "")}
@@ -138,9 +138,9 @@ def _from_items(items: list[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _add_call(found: list[dict[str, Any]], call: dict[str, Any], thought: str) -> None:
-    if not found or found[-1]["role"] != "assistant" or thought:
-        found.append({"role": "assistant", "content": "", **({"thinking": thought} if thought else {})})
+def _add_call(found: list[dict[str, Any]], call: dict[str, Any], thinking: str) -> None:
+    if not found or found[-1]["role"] != "assistant" or thinking:
+        found.append({"role": "assistant", "content": "", **({"thinking": thinking} if thinking else {})})
     found[-1].setdefault("tool_calls", []).append(call)
 
 
@@ -170,7 +170,7 @@ def _content(content: Any, number: int) -> dict[str, Any]:
     return {"content": "".join(texts)} | ({"images": images} if images else {})
 
 
-def _thought(item: dict[str, Any]) -> str:
+def _thinking(item: dict[str, Any]) -> str:
     """What this API calls encrypted is plain text here."""
     if isinstance(item.get("encrypted_content"), str):
         return str(item["encrypted_content"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from puna.errors import OutOfMemory
-from puna.llm.layout import GPU, Demand, Layout, Wish, capacity, fits, n_wanted, place
+from puna.llm.layout import GPU, Demand, Layout, Policy, capacity, fits, n_requested, place
 from puna.wire import LoadReply, MemoryReport
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Attempt:
     layout: Layout
 
 
-def negotiate(free: Free, wish: Wish) -> Generator[Attempt, LoadReply, LoadReply]:
+def negotiate(free: Free, policy: Policy) -> Generator[Attempt, LoadReply, LoadReply]:
     """Yields what to try; ends with the reply to the commit that succeeded.
 
     Errors: OutOfMemory with what is needed and what is free.
@@ -55,22 +55,22 @@ def negotiate(free: Free, wish: Wish) -> Generator[Attempt, LoadReply, LoadReply
     measured = {Layout(): reply.memory}
     backoff = 0.0
     while True:
-        layout, demand = yield from _stable(free.gpus, wish, demand, measured, backoff)
-        _check_full(layout, free.gpus, wish, demand, backoff)
-        _check_host(measured[layout], free, wish)
+        layout, demand = yield from _stable(free.gpus, policy, demand, measured, backoff)
+        _check_full(layout, free.gpus, policy, demand, backoff)
+        _check_host(measured[layout], free, policy)
         reply = yield Attempt("commit", layout)
         if reply.success:
             return reply
         log.info("the layout could not be allocated: %s", reply.error)
         if not layout.parts:
             raise OutOfMemory(reply.error or "there was not enough memory")
-        if wish.num_gpu is not None:
+        if policy.num_gpu is not None:
             raise NoRoomOnGPUs(
-                f"memory layout cannot be allocated with num_gpu = {wish.num_gpu}: {reply.error}"
+                f"memory layout cannot be allocated with num_gpu = {policy.num_gpu}: {reply.error}"
                 f"{_listed(layout, free.gpus, demand)}; a smaller num_gpu or num_ctx needs less"
             )
         backoff += _BACKOFF_STEP
-        while backoff <= 1 and place(free.gpus, demand, wish, backoff) == layout:
+        while backoff <= 1 and place(free.gpus, demand, policy, backoff) == layout:
             backoff += _BACKOFF_STEP
         if backoff > 1:
             raise NoRoomOnGPUs(
@@ -80,33 +80,33 @@ def negotiate(free: Free, wish: Wish) -> Generator[Attempt, LoadReply, LoadReply
 
 
 def _stable(
-    gpus: Sequence[GPU], wish: Wish, demand: Demand, measured: dict[Layout, MemoryReport], backoff: float
+    gpus: Sequence[GPU], policy: Policy, demand: Demand, measured: dict[Layout, MemoryReport], backoff: float
 ) -> Generator[Attempt, LoadReply, tuple[Layout, Demand]]:
     """The layout that is made again from its own measurement, or the best that holds if they go round in circles."""
     sound: list[Layout] = []
-    current = place(gpus, demand, wish, backoff)
+    current = place(gpus, demand, policy, backoff)
     seen: set[Layout] = set()
     while current not in seen:
         seen.add(current)
         demand = yield from _measure(current, demand, measured)
-        following = place(gpus, demand, wish, backoff)
-        if fits(current, gpus, demand, wish, backoff):
+        following = place(gpus, demand, policy, backoff)
+        if fits(current, gpus, demand, policy, backoff):
             sound.append(current)
             if following.n_layers <= current.n_layers:
                 return current, demand
         if following == current:
             return current, demand  # more than fits was asked for
         current = following
-    if wish.num_gpu is not None and not wish.must_be_full:
+    if policy.num_gpu is not None and not policy.must_be_full:
         return current, (yield from _measure(current, demand, measured))
     # Layouts that each ask for another: between the best that holds and the largest that did not lies one to find.
     best = max(sound, key=lambda layout: layout.n_layers, default=Layout())
     for count in range(max(layout.n_layers for layout in seen) - 1, best.n_layers, -1):
-        between = place(gpus, demand, replace(wish, num_gpu=count, must_be_full=True), backoff)
+        between = place(gpus, demand, replace(policy, num_gpu=count, must_be_full=True), backoff)
         if between.n_layers < count:
             continue
         known = yield from _measure(between, demand, measured)
-        if fits(between, gpus, known, wish, backoff):
+        if fits(between, gpus, known, policy, backoff):
             return between, known
     return best, (yield from _measure(best, demand, measured))
 
@@ -120,24 +120,24 @@ def _measure(layout: Layout, demand: Demand, measured: dict[Layout, MemoryReport
     return demand.after(measured[layout])
 
 
-def _check_full(layout: Layout, gpus: Sequence[GPU], wish: Wish, demand: Demand, backoff: float) -> None:
-    wanted = n_wanted(demand, wish)
-    if gpus and wish.must_be_full and layout.n_layers < wanted:
-        needed = sum(sorted(demand.layers, reverse=True)[:wanted]) if wanted < len(demand.layers) else sum(demand.layers)
-        free = ", ".join(f"{gpu.name} {_size(capacity(gpu, demand, wish, backoff))}" for gpu in gpus)
+def _check_full(layout: Layout, gpus: Sequence[GPU], policy: Policy, demand: Demand, backoff: float) -> None:
+    n_layers = n_requested(demand, policy)
+    if gpus and policy.must_be_full and layout.n_layers < n_layers:
+        needed = sum(sorted(demand.layers, reverse=True)[:n_layers]) if n_layers < len(demand.layers) else sum(demand.layers)
+        free = ", ".join(f"{gpu.name} {_size(capacity(gpu, demand, policy, backoff))}" for gpu in gpus)
         raise NoRoomOnGPUs(
-            f"unable to load full model on GPU: {layout.n_layers} of {wanted} layers fit; they need {_size(needed)}, "
+            f"unable to load full model on GPU: {layout.n_layers} of {n_layers} layers fit; they need {_size(needed)}, "
             f"and there is room for {free}"
         )
 
 
-def _check_host(memory: MemoryReport, free: Free, wish: Wish) -> None:
+def _check_host(memory: MemoryReport, free: Free, policy: Policy) -> None:
     """The host holds what is not on a GPU, and what is on an integrated one."""
     shares = {gpu.name for gpu in free.gpus if gpu.is_integrated}
     needed = memory.total - sum(d.total for d in memory.devices if d.is_gpu and d.device not in shares)
     if free.host is None or needed <= free.host:
         return
-    available = free.host if wish.without_swap else free.host + free.swap
+    available = free.host if policy.without_swap else free.host + free.swap
     if needed > available:
         cache = sum(sum(d.cache) for d in memory.devices)
         raise OutOfMemory(

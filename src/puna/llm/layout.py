@@ -37,7 +37,7 @@ class GPU:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Policy:
     """What the request and the settings ask for."""
 
     num_gpu: int | None = None  # layers on GPUs; None: as many as fit
@@ -87,63 +87,63 @@ class Layout:
         return layers + (demand.projector if self.projector == gpu else 0)
 
 
-def capacity(gpu: GPU, demand: Demand, wish: Wish, backoff: float = 0.0) -> int:
+def capacity(gpu: GPU, demand: Demand, policy: Policy, backoff: float = 0.0) -> int:
     """Bytes of layers that a GPU may hold. *backoff*, a share of them, is left for what nobody knows."""
-    room = gpu.free - gpu.driver_bytes - wish.overhead - demand.graph_on(gpu.name)
+    room = gpu.free - gpu.driver_bytes - policy.overhead - demand.graph_on(gpu.name)
     return max(0, int(room * (1 - backoff)))
 
 
-def n_wanted(demand: Demand, wish: Wish) -> int:
+def n_requested(demand: Demand, policy: Policy) -> int:
     n_all = len(demand.layers)
-    return n_all if wish.num_gpu is None else min(wish.num_gpu, n_all)
+    return n_all if policy.num_gpu is None else min(policy.num_gpu, n_all)
 
 
-def fits(layout: Layout, gpus: Sequence[GPU], demand: Demand, wish: Wish, backoff: float = 0.0) -> bool:
+def fits(layout: Layout, gpus: Sequence[GPU], demand: Demand, policy: Policy, backoff: float = 0.0) -> bool:
     """Whether no GPU holds more than it may."""
     return all(
-        layout.bytes_on(gpu.name, demand) <= capacity(gpu, demand, wish, backoff)
+        layout.bytes_on(gpu.name, demand) <= capacity(gpu, demand, policy, backoff)
         for gpu in gpus
         if layout.projector == gpu.name or any(part.device == gpu.name for part in layout.parts)
     )
 
 
-def place(gpus: Sequence[GPU], demand: Demand, wish: Wish, backoff: float = 0.0) -> Layout:
+def place(gpus: Sequence[GPU], demand: Demand, policy: Policy, backoff: float = 0.0) -> Layout:
     """As many layers as fit, or as were asked for, on the GPUs of the library that takes most.
 
     A number of layers that was asked for is placed even where it does not fit, unless the model must be there in full.
     """
-    if n_wanted(demand, wish) == 0:
+    if n_requested(demand, policy) == 0:
         return Layout()
-    main = gpus[wish.main_gpu] if wish.main_gpu is not None and 0 <= wish.main_gpu < len(gpus) else None
+    main = gpus[policy.main_gpu] if policy.main_gpu is not None and 0 <= policy.main_gpu < len(gpus) else None
     libraries = [main.library] if main else list(dict.fromkeys(gpu.library for gpu in gpus))
     best = Layout()
     for library in libraries:
-        found = _place_on([gpu for gpu in gpus if gpu.library == library], main, demand, wish, backoff)
+        found = _place_on([gpu for gpu in gpus if gpu.library == library], main, demand, policy, backoff)
         if found.n_layers > best.n_layers:
             best = found
     return best
 
 
-def _place_on(gpus: Sequence[GPU], main: GPU | None, demand: Demand, wish: Wish, backoff: float) -> Layout:
+def _place_on(gpus: Sequence[GPU], main: GPU | None, demand: Demand, policy: Policy, backoff: float) -> Layout:
     """Within one library."""
-    is_forced = wish.num_gpu is not None
+    is_forced = policy.num_gpu is not None
     # What was asked for is asked of all GPUs alike; else an integrated one only takes what discrete ones cannot.
-    alike = is_forced or wish.spread
+    alike = is_forced or policy.spread
     first = sorted(gpus, key=lambda g: (g is not main, g.is_integrated and not alike, -g.free, g.name))
-    room = {gpu.name: capacity(gpu, demand, wish, backoff) for gpu in first}
+    room = {gpu.name: capacity(gpu, demand, policy, backoff) for gpu in first}
     holder = next((gpu.name for gpu in first if demand.projector and room[gpu.name] >= demand.projector), "")
     if holder:
         room[holder] -= demand.projector
     tiers = [first] if alike else [[g for g in first if not g.is_integrated], [g for g in first if g.is_integrated]]
-    n = n_wanted(demand, wish)
+    n = n_requested(demand, policy)
     stacks = [_Stack(demand.layers[:-1], n)]
     if n > demand.n_blocks:
         stacks.append(_Stack(demand.layers, n))
-    found = [_fill(tiers, room, stack, spread=wish.spread) for stack in stacks]
+    found = [_fill(tiers, room, stack, spread=policy.spread) for stack in stacks]
     # Among equally many layers, those that take the most bytes off the CPU; where even those are equal, no output.
     taken = max(found, key=lambda parts: (_count(parts), sum(sum(demand.layers[p.begin : p.end]) for p in parts)))
-    if is_forced and not wish.must_be_full and _count(taken) < n:
-        taken = _fill(tiers, room, stacks[-1], spread=wish.spread, beyond=True)
+    if is_forced and not policy.must_be_full and _count(taken) < n:
+        taken = _fill(tiers, room, stacks[-1], spread=policy.spread, beyond=True)
     return Layout(tuple(sorted(taken, key=lambda part: part.begin)), holder if taken else "")
 
 

@@ -30,7 +30,7 @@ _KV_CACHE_TYPES = ("f16", "q8_0", "q4_0")
 
 
 @dataclass(frozen=True)
-class WantedLoad:
+class LoadRequirements:
     """What a request wants its runner to be loaded with."""
 
     options: LoadOptions
@@ -58,32 +58,32 @@ class WantedLoad:
             return False
         if loaded.adapters != self.options.adapters:
             return False
-        asked = self.explicit - {"n_ctx"}
+        compared = self.explicit - {"n_ctx"}
         if self.options.n_batch == self.options.n_ctx < loaded.n_batch:
-            asked -= {"n_batch"}  # a batch is never larger than the context: a smaller context alone explains the difference
+            compared -= {"n_batch"}  # a batch is never larger than the context: a smaller context alone explains the difference
         if self.options.use_mmap and loaded.use_mmap is None:
-            asked -= {"use_mmap"}  # to read again what was small enough to be read would change nothing
-        return all(getattr(loaded, name) == getattr(self.options, name) for name in asked)
+            compared -= {"use_mmap"}  # to read again what was small enough to be read would change nothing
+        return all(getattr(loaded, name) == getattr(self.options, name) for name in compared)
 
     def n_ctx_in(self, n_ctx: int) -> int:
         """What a request may have of a loaded context: as much as it asked for, or all when it did not ask."""
         return min(self.options.n_ctx, n_ctx) if "n_ctx" in self.explicit else n_ctx
 
-    def is_placed_by(self, loaded: WantedLoad, n_gpus: int) -> bool:
-        """Whether a runner that was loaded by that wish lies where this one wants it, on a machine with so many GPUs."""
+    def is_placed_by(self, loaded: LoadRequirements, n_gpus: int) -> bool:
+        """Whether a runner that was loaded by those requirements lies where this one wants it, on a machine with so many GPUs."""
         if n_gpus > 0 and self.num_gpu is not None and self.num_gpu != loaded.num_gpu:
             return False
         return n_gpus < 2 or self.main_gpu is None or self.main_gpu == loaded.main_gpu
 
 
-def wanted_load(
+def load_requirements(
     options: Options,
     settings: Settings,
     *,
     n_ctx_train: int | None = None,
     max_parallel: int | None = None,
     adapters: Sequence[Path] = (),
-) -> WantedLoad:
+) -> LoadRequirements:
     """Resolve the options that fix a runner's memory.
 
     *n_ctx_train* is the context length in the model's file, if it names one: a longer context is cut to it.
@@ -94,7 +94,7 @@ def wanted_load(
         if options.num_ctx or settings.context_length:
             log.warning("a context of %d tokens is more than the model was trained for, using %d", n_ctx, n_ctx_train)
         n_ctx = n_ctx_train
-    asked = {
+    is_explicit = {
         "n_ctx": _is_positive(options.num_ctx),
         "n_batch": _is_positive(options.num_batch),
         "n_threads": _is_positive(options.num_thread),
@@ -115,9 +115,9 @@ def wanted_load(
         adapters=[str(path) for path in adapters],
     )
     num_gpu = options.num_gpu if options.num_gpu is not None and options.num_gpu >= 0 else None
-    explicit = frozenset(name for name, is_asked in asked.items() if is_asked)
+    explicit = frozenset(name for name, was_given in is_explicit.items() if was_given)
     is_automatic = not (options.num_ctx or settings.context_length)
-    return WantedLoad(load, explicit, num_gpu, options.main_gpu, n_ctx_train or MAX_N_CTX if is_automatic else None)
+    return LoadRequirements(load, explicit, num_gpu, options.main_gpu, n_ctx_train or MAX_N_CTX if is_automatic else None)
 
 
 @cache

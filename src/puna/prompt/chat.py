@@ -70,14 +70,14 @@ def render_chat(
         except TemplateError:
             pass
         raise
-    wanted = [str(message["content"]).strip() for message in plain if message["role"] == "system"]
-    if all(text in prompt for text in wanted):
+    expected = [str(message["content"]).strip() for message in plain if message["role"] == "system"]
+    if all(text in prompt for text in expected):
         return prompt
     try:
         second = rendered(merged)
     except TemplateError:
         return prompt
-    return second if all(text in second for text in wanted) else prompt
+    return second if all(text in second for text in expected) else prompt
 
 
 def _asked_for(template: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

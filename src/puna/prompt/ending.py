@@ -34,39 +34,39 @@ def ending_of(
         return Ending.CONTINUE
     if add_generation_prompt is not None:
         return Ending.ANSWER if add_generation_prompt else Ending.NOTHING
-    is_begun = bool(messages) and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
-    return Ending.CONTINUE if is_begun and continue_final_message is None else Ending.ANSWER
+    is_prefilled = bool(messages) and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
+    return Ending.CONTINUE if is_prefilled and continue_final_message is None else Ending.ANSWER
 
 
-def begun_text(messages: Sequence[Message], ending: Ending, tags: Tags) -> str:
-    """The part of the answer that the prompt holds already; a thought comes with its opening tag."""
+def answer_prefix_of(messages: Sequence[Message], ending: Ending, tags: Tags) -> str:
+    """The part of the answer that the prompt holds already; thinking comes with its opening tag."""
     if ending is not Ending.CONTINUE or not messages:
         return ""
     last = messages[-1]
-    text, thought = str(last.get("content") or ""), str(last.get("thinking") or "")
-    return text or (f"{tags.begin}{tags.space}{thought}" if thought else "")
+    text, thinking = str(last.get("content") or ""), str(last.get("thinking") or "")
+    return text or (f"{tags.begin}{tags.space}{thinking}" if thinking else "")
 
 
 def continued(messages: Sequence[Message], tags: Tags, render: Callable[[Sequence[Message], Ending], str]) -> str:
-    """The prompt that ends with the last message's text, or with its thought if there is nothing else yet.
+    """The prompt that ends with the last message's text, or with its thinking if there is nothing else yet.
 
     The template writes the message, and what it writes after the text is cut off. Where it does not write it as it is, the text
     is put where the template would have an answer begin.
     Errors: TemplateError, what *render* raises.
     """
     *before, last = messages
-    text, thought = str(last.get("content") or ""), str(last.get("thinking") or "")
+    text, thinking = str(last.get("content") or ""), str(last.get("thinking") or "")
     if text:
         prompt = _cut_after_text(before, last, text, render)
         if prompt is not None:
             return prompt
     begin = render(before, Ending.ANSWER)
-    if not text and not thought:
+    if not text and not thinking:
         return begin
     if not text:
-        return f"{begin}{thought}" if tags.are_open_in(begin) else f"{begin}{tags.begin}{tags.space}{thought}"
+        return f"{begin}{thinking}" if tags.are_open_in(begin) else f"{begin}{tags.begin}{tags.space}{thinking}"
     if tags.are_open_in(begin):
-        return f"{begin}{thought}{tags.space}{tags.end}{2 * tags.space}{text}"
+        return f"{begin}{thinking}{tags.space}{tags.end}{2 * tags.space}{text}"
     return f"{begin}{text}"
 
 

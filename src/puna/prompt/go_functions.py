@@ -27,8 +27,8 @@ def call(name: str, budget: Budget, arguments: Sequence[Any]) -> Any:
     """Errors: GoError from the function, or for a wrong number of arguments."""
     function, least, most = FUNCTIONS[name]
     if not least <= len(arguments) <= most:
-        wanted = str(least) if least == most else f"at least {least}" if len(arguments) < least else f"at most {most}"
-        raise GoError(f"wrong number of arguments for {name}: want {wanted}, got {len(arguments)}")
+        expected = str(least) if least == most else f"at least {least}" if len(arguments) < least else f"at most {most}"
+        raise GoError(f"wrong number of arguments for {name}: want {expected}, got {len(arguments)}")
     return function(budget, arguments)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from puna.prompt.output import Call, Part, Thought, joined, overlap
+from puna.prompt.output import Call, Part, Thinking, joined, overlap
 from puna.prompt.thinking import Tags
 from puna.prompt.tools.calls import Tools, call_of
 
@@ -21,11 +21,11 @@ _ROLE = "assistant"
 MAX_HEADER_CHARS = 512  # what has no end within them is no header
 _STRETCH = 256
 
-# How a thought begins, how it ends, and what brings the answer after it.
-THOUGHT_BEGIN, THOUGHT_END = "<|channel|>analysis<|message|>", "<|end|>"
+# How thinking begins, how it ends, and what brings the answer after it.
+THINKING_BEGIN, THINKING_END = "<|channel|>analysis<|message|>", "<|end|>"
 FINAL_BEGIN = "<|channel|>final<|message|>"
 TO_ANSWER = f"<|end|><|start|>assistant{FINAL_BEGIN}"
-TAGS = Tags(THOUGHT_BEGIN, TO_ANSWER, space="")  # around a thought that a prompt has begun
+TAGS = Tags(THINKING_BEGIN, TO_ANSWER, space="")  # around thinking that a prompt has begun
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
@@ -117,7 +117,7 @@ class HarmonyParser:
             self._body.append(text)
         elif self._channel == "analysis":
             if self._shows_thinking:
-                found.append(Thought(text))
+                found.append(Thinking(text))
         else:
             found.append(text)
 

@@ -294,9 +294,9 @@ def _checked_arguments(
         _check_strip(args)
     elif name in _SEARCHES_BACKWARDS:
         # Such a search may compare all of what it looks for at each place, unlike one that goes forwards.
-        wanted = [item for item in (*args, *kwargs.values()) if isinstance(item, str)]
-        _check_strip(wanted)
-        budget.step(len(owner) * max(map(len, wanted), default=0) // _CHARS_PER_STEP)
+        texts = [item for item in (*args, *kwargs.values()) if isinstance(item, str)]
+        _check_strip(texts)
+        budget.step(len(owner) * max(map(len, texts), default=0) // _CHARS_PER_STEP)
     return args
 
 

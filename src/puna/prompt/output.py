@@ -1,4 +1,4 @@
-"""The parts of a model's output: text, thoughts and tool calls.
+"""The parts of a model's output: text, thinking and tool calls.
 
 Knows no format; each format has a parser of its own. Whatever a model writes is one of the three, never an error.
 """
@@ -20,7 +20,7 @@ def new_call_id() -> str:
 
 
 @dataclass(frozen=True)
-class Thought:
+class Thinking:
     """A piece of thinking, among pieces of text."""
 
     text: str
@@ -35,7 +35,7 @@ class Call:
     id: str = field(default_factory=new_call_id, compare=False)
 
 
-Part = str | Thought | Call
+Part = str | Thinking | Call
 
 
 class Parser(Protocol):
@@ -56,17 +56,17 @@ def overlap(text: str, tag: str) -> int:
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """Neighbouring texts and neighbouring thoughts become one; empty ones go."""
+    """Neighbouring texts and neighbouring pieces of thinking become one; empty ones go."""
     found: list[Part] = []
     for kind, group in groupby(filter(_is_something, parts), type):
         if kind is str:
             found.append("".join(map(str, group)))
-        elif kind is Thought:
-            found.append(Thought("".join(part.text for part in group if isinstance(part, Thought))))
+        elif kind is Thinking:
+            found.append(Thinking("".join(part.text for part in group if isinstance(part, Thinking))))
         else:
             found += group
     return found
 
 
 def _is_something(part: Part) -> bool:
-    return part not in ("", Thought(""))
+    return part not in ("", Thinking(""))

@@ -1,4 +1,4 @@
-"""How a model writes thoughts and tool calls, judged from its template; makes the parser for one output."""
+"""How a model writes thinking and tool calls, judged from its template; makes the parser for one output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from puna.prompt.harmony import HarmonyParser, is_harmony
-from puna.prompt.output import Parser, Part, Thought, joined
+from puna.prompt.output import Parser, Part, Thinking, joined
 from puna.prompt.thinking import Tags, ThinkingParser, tags_in
 from puna.prompt.tools.calls import Tools
 from puna.prompt.tools.marks import Marks, marks_in
@@ -22,7 +22,7 @@ class OutputFormat:
     is_plain: bool = False  # whatever it writes is text
     has_tools: bool = False  # known to be written so, where the format was named
     can_think: bool = False  # the same
-    hides_thoughts: bool = False  # thoughts come though nobody asked for them, and are then no part of the answer
+    hides_thinking: bool = False  # thinking comes though no request wants it, and is then no part of the answer
 
     @classmethod
     def of(cls, go_template: str, jinja_template: str, family: str = "") -> OutputFormat:
@@ -32,19 +32,19 @@ class OutputFormat:
     def needs_control_tokens(self, *, think: bool, tools: bool) -> bool:
         """Whether the runner must show control tokens for the parser to see the marks."""
         in_tools = tools and any(mark.is_control for mark in self.marks)
-        in_thoughts = (think or self.hides_thoughts) and self.tags.begin.startswith(("[", "<|"))
-        return not self.is_plain and (self.is_harmony or in_tools or in_thoughts)
+        in_thinking = (think or self.hides_thinking) and self.tags.begin.startswith(("[", "<|"))
+        return not self.is_plain and (self.is_harmony or in_tools or in_thinking)
 
-    def parser(self, prompt: str, *, think: bool, tools: Sequence[Mapping[str, Any]], begun: str = "") -> Parser | None:
-        """None when there is nothing to tell apart. *begun*: what the prompt holds of the answer already."""
+    def parser(self, prompt: str, *, think: bool, tools: Sequence[Mapping[str, Any]], answer_prefix: str = "") -> Parser | None:
+        """None when there is nothing to tell apart. *answer_prefix*: what the prompt holds of the answer already."""
         if self.is_plain:
             return None
         named = Tools(tools)
         calling = ToolParser(self.marks, named) if named else None
         thinking: Parser | None = None
-        if think or self.hides_thoughts:
-            thinking = ThinkingParser(self.tags, prompt, begun)
-        if self.hides_thoughts and not think:
+        if think or self.hides_thinking:
+            thinking = ThinkingParser(self.tags, prompt, answer_prefix)
+        if self.hides_thinking and not think:
             thinking = _Answer(thinking) if thinking else None
         if self.is_harmony:
             thinking = HarmonyParser(prompt, named, shows_thinking=think)
@@ -54,20 +54,20 @@ class OutputFormat:
 
 
 class _Answer:
-    """What another parser finds, without thoughts."""
+    """What another parser finds, without thinking."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
 
     def feed(self, text: str) -> list[Part]:
-        return [part for part in self._parser.feed(text) if not isinstance(part, Thought)]
+        return [part for part in self._parser.feed(text) if not isinstance(part, Thinking)]
 
     def finish(self) -> list[Part]:
-        return [part for part in self._parser.finish() if not isinstance(part, Thought)]
+        return [part for part in self._parser.finish() if not isinstance(part, Thinking)]
 
 
 class _Chain:
-    """Calls are looked for in what is no thought."""
+    """Calls are looked for in what is no thinking."""
 
     def __init__(self, first: Parser, second: Parser) -> None:
         self._first = first

@@ -1,4 +1,4 @@
-"""How the families write thoughts and calls that a Modelfile's PARSER may name."""
+"""How the families write thinking and calls that a Modelfile's PARSER may name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FUNCTIONGEMMA = (Marks("<start_function_call>", "<end_function_call>", is_contr
 
 
 def _format(marks: tuple[Marks, ...], *, thinks: bool = False, tags: Tags = Tags(), hides: bool = False) -> OutputFormat:  # noqa: B008
-    return OutputFormat(tags, marks, has_tools=bool(marks), can_think=thinks, hides_thoughts=hides)
+    return OutputFormat(tags, marks, has_tools=bool(marks), can_think=thinks, hides_thinking=hides)
 
 
 PARSERS: dict[str, OutputFormat] = {

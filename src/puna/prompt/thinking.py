@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from puna.prompt.output import Part, Thought, overlap
+from puna.prompt.output import Part, Thinking, overlap
 from puna.prompt.template_text import around_thinking
 
 
@@ -19,13 +19,13 @@ from puna.prompt.template_text import around_thinking
 class Tags:
     begin: str = "<think>"
     end: str = "</think>"
-    space: str = "\n"  # between them and a thought
+    space: str = "\n"  # between them and what is thought
 
-    def are_open_in(self, prompt: str, begun: str = "") -> bool:
-        """Whether the prompt has begun a thought, which the model goes on with; *begun*: what it holds of the answer."""
-        if begun:
-            _, begin, thought = begun.rpartition(self.begin)
-            return bool(begin) and self.end not in thought
+    def are_open_in(self, prompt: str, answer_prefix: str = "") -> bool:
+        """Whether the prompt has begun thinking, which the model goes on with; *answer_prefix*: what it holds of the answer."""
+        if answer_prefix:
+            _, begin, thinking = answer_prefix.rpartition(self.begin)
+            return bool(begin) and self.end not in thinking
         return prompt.rstrip().endswith(self.begin)
 
 
@@ -58,23 +58,23 @@ class _State(enum.Enum):
 class ThinkingParser:
     """One output. *prompt* is what the model continues: it may end with the opening tag already, or hold more of the answer."""
 
-    def __init__(self, tags: Tags, prompt: str, begun: str = "") -> None:
+    def __init__(self, tags: Tags, prompt: str, answer_prefix: str = "") -> None:
         self._tags = tags
         self._leading: list[str] = []  # white space so far, where nothing else came
         self._held = ""
-        is_open = tags.are_open_in(prompt, begun)
-        if begun:
+        is_open = tags.are_open_in(prompt, answer_prefix)
+        if answer_prefix:
             self._state = _State.THINKING if is_open else _State.ANSWERING
         else:
             self._state = _State.AFTER_BEGIN if is_open else _State.BEFORE
 
     def feed(self, text: str) -> list[Part]:
-        """What is known to be thought or text after *text* has come."""
+        """What is known to be thinking or text after *text* has come."""
         self._held += text
         found: list[Part] = []
         while self._step(found):
             pass
-        return [part for part in found if part not in ("", Thought(""))]
+        return [part for part in found if part not in ("", Thinking(""))]
 
     def finish(self) -> list[Part]:
         """What was held back, now that no more comes."""
@@ -83,7 +83,7 @@ class ThinkingParser:
             rest = "".join([*self._leading, rest])
         if not rest or self._state in (_State.AFTER_BEGIN, _State.AFTER_END):
             return []
-        return [Thought(rest) if self._state is _State.THINKING else rest]
+        return [Thinking(rest) if self._state is _State.THINKING else rest]
 
     def _step(self, found: list[Part]) -> bool:
         """Take what can be taken from the held text; True when the state changed and there may be more."""
@@ -121,13 +121,13 @@ class ThinkingParser:
         return True
 
     def _look_for_end(self, found: list[Part]) -> bool:
-        thought, tag, rest = self._held.partition(self._tags.end)
+        thinking, tag, rest = self._held.partition(self._tags.end)
         if tag:
-            found.append(Thought(thought))
+            found.append(Thinking(thinking))
             self._held = rest
             self._state = _State.AFTER_END
             return True
         n_held = overlap(self._held, self._tags.end)
-        found.append(Thought(self._held[: len(self._held) - n_held]))
+        found.append(Thinking(self._held[: len(self._held) - n_held]))
         self._held = self._held[len(self._held) - n_held :]
         return False

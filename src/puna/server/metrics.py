@@ -117,26 +117,26 @@ class Metrics:
     @contextmanager
     def generation(self, model: Loadable, began_ns: int) -> Iterator[Generation]:
         """Follow one generation; how the block ends is its outcome."""
-        seen = Generation(self, self._labels.of(model), began_ns)
+        generation = Generation(self, self._labels.of(model), began_ns)
         outcome = "error"
         try:
-            yield seen
+            yield generation
             outcome = "ok"
         except (asyncio.CancelledError, GeneratorExit):
-            outcome = "ok" if seen.is_done else "cancelled"
+            outcome = "ok" if generation.is_done else "cancelled"
             raise
         finally:
-            seen.end(outcome)
+            generation.end(outcome)
 
     @contextmanager
-    def embedding(self, model: Loadable, began_ns: int, wanted: wire.EmbeddingRequest) -> Iterator[Callable[[int], None]]:
+    def embedding(self, model: Loadable, began_ns: int, texts: wire.EmbeddingRequest) -> Iterator[Callable[[int], None]]:
         """Follow one request for vectors or scores; to be told the number of tokens when they are there."""
         label = self._labels.of(model)
-        kind = "embed" if wanted.query is None else "rank"
+        kind = "embed" if texts.query is None else "rank"
         outcome = "error"
 
         def done(n_tokens: int) -> None:
-            self.embedded_texts.labels(label).inc(len(wanted.inputs))
+            self.embedded_texts.labels(label).inc(len(texts.inputs))
             self.embedded_tokens.labels(label).inc(n_tokens)
             self.embedding_duration.labels(label).observe(time.monotonic() - began_ns / 1e9)
 
@@ -204,9 +204,9 @@ class _RunnerHealth(Collector):
 
     async def look(self) -> None:
         """Ask the runners how they are; what does not answer soon is left out."""
-        asked = self._loaded.runners()
-        found = await asyncio.gather(*(self._health(runner) for _, runner in asked))
-        names = [self._labels.of(model) for model, _ in asked]
+        loaded = self._loaded.runners()
+        found = await asyncio.gather(*(self._health(runner) for _, runner in loaded))
+        names = [self._labels.of(model) for model, _ in loaded]
         self._healths = [(name, health) for name, health in zip(names, found, strict=True) if health is not None]
 
     @staticmethod

@@ -61,12 +61,14 @@ class Pipeline:
         """
         request = planned.request
         with ExitStack() as followed:
-            seen = [followed.enter_context(self.metrics.generation(request.model, request.caller.began_ns)) for _ in range(n)]
+            generations = [
+                followed.enter_context(self.metrics.generation(request.model, request.caller.began_ns)) for _ in range(n)
+            ]
             async with self._place(request) as place:
-                for generation in seen:
+                for generation in generations:
                     generation.placed()
                 prompt = await prompt_for(place, planned, self.renderers)
-                async with aclosing(answers(prompt, seen)) as parts:
+                async with aclosing(answers(prompt, generations)) as parts:
                     async for numbered in parts:
                         yield numbered
 
@@ -85,10 +87,10 @@ class Pipeline:
         if not checked.texts.inputs:
             async with self._place(checked):
                 return None
-        with self.metrics.embedding(checked.model, checked.caller.began_ns, checked.texts) as seen:
+        with self.metrics.embedding(checked.model, checked.caller.began_ns, checked.texts) as report:
             async with self._place(checked) as place:
                 embedded = await embed(place, checked)
-            seen(embedded.reply.prompt_eval_count)
+            report(embedded.reply.prompt_eval_count)
         return embedded
 
     async def load(self, planned: PromptPlan) -> None:

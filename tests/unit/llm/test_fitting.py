@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from puna.errors import OutOfMemory
 from puna.llm.fitting import Attempt, Free, negotiate
-from puna.llm.layout import GPU, Layout, Wish
+from puna.llm.layout import GPU, Layout, Policy
 from puna.wire import DeviceMemory, LoadReply, MemoryReport
 
 MIB = 1 << 20
@@ -67,8 +67,8 @@ def shown(layout: Layout) -> dict[str, tuple[int, int]]:
     return {part.device: (part.begin, part.end) for part in layout.parts}
 
 
-def load(runner: Runner, free: Free, wish: Wish | None = None) -> LoadReply:
-    steps = negotiate(free, wish or Wish())
+def load(runner: Runner, free: Free, policy: Policy | None = None) -> LoadReply:
+    steps = negotiate(free, policy or Policy())
     attempt = next(steps)
     for _ in range(1000):
         try:
@@ -141,7 +141,7 @@ def test_an_integrated_gpu_takes_the_host_s_memory() -> None:
 def test_swap_is_used_only_when_nobody_can_make_room() -> None:
     free = Free(host=50 * MIB, swap=20 * MIB)
     with pytest.raises(OutOfMemory, match=r"available \(50\.0 MiB\)"):
-        load(Runner([10] * 4), free, Wish(without_swap=True))
+        load(Runner([10] * 4), free, Policy(without_swap=True))
     assert load(Runner([10] * 4), free).success
     with pytest.raises(OutOfMemory, match=r"available \(70\.0 MiB\)"):
         load(Runner([10] * 6), free)
@@ -153,19 +153,19 @@ def test_a_full_model_or_none() -> None:
     with pytest.raises(
         OutOfMemory, match=r"unable to load full model on GPU: 2 of 4 layers fit; they need 40\.0 MiB.*A 25\.0 MiB"
     ):
-        load(runner, free, Wish(must_be_full=True))
+        load(runner, free, Policy(must_be_full=True))
     assert runner.committed == []
-    load(runner, free, Wish(must_be_full=True, num_gpu=2))
+    load(runner, free, Policy(must_be_full=True, num_gpu=2))
     assert runner.committed == [{"A": (1, 3)}]
 
 
 def test_layers_that_were_asked_for_are_tried_even_where_they_do_not_fit() -> None:
     runner = Runner([10] * 4)
-    load(runner, Free((gpu("A", 10),), 1 << 40), Wish(num_gpu=4))
+    load(runner, Free((gpu("A", 10),), 1 << 40), Policy(num_gpu=4))
     assert runner.committed == [{"A": (0, 4)}]
     refused = Runner([10] * 4, really_free={"A": 20})
     with pytest.raises(OutOfMemory, match=r"cannot be allocated with num_gpu = 4: no memory for 45 MiB on A; 45\.0 MiB on A"):
-        load(refused, Free((gpu("A", 10),), 1 << 40), Wish(num_gpu=4))
+        load(refused, Free((gpu("A", 10),), 1 << 40), Policy(num_gpu=4))
     assert refused.committed == [{"A": (0, 4)}]
 
 
@@ -201,9 +201,9 @@ def test_it_ends_with_a_sound_layout_or_says_why_not(
     must_be_full: bool,
 ) -> None:
     runner = Runner(layers, graph=lambda n: graphs[n], really_free=really_free)
-    wish = Wish(num_gpu=num_gpu, must_be_full=must_be_full)
+    policy = Policy(num_gpu=num_gpu, must_be_full=must_be_full)
     try:
-        reply = load(runner, Free(tuple(gpus), 1 << 40), wish)
+        reply = load(runner, Free(tuple(gpus), 1 << 40), policy)
     except OutOfMemory as error:
         may_fail = bool(gpus and (must_be_full or num_gpu))  # an automatic layout can always fall back to the CPU
         assert may_fail, error  # noqa: PT017

@@ -8,7 +8,7 @@ import pytest
 
 from puna import host
 from puna.api.options import Options
-from puna.llm.load import HOST_CACHE_SHARE, MAX_N_BATCH, MAX_N_CTX, wanted_load
+from puna.llm.load import HOST_CACHE_SHARE, MAX_N_BATCH, MAX_N_CTX, load_requirements
 from puna.settings import Settings, load
 from puna.wire import LoadOptions
 
@@ -43,7 +43,7 @@ def test_load_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "usable_cores", lambda: 6)
-    wanted = wanted_load(Options(**options), replace(SETTINGS, **settings), n_ctx_train=n_ctx_train)
+    wanted = load_requirements(Options(**options), replace(SETTINGS, **settings), n_ctx_train=n_ctx_train)
     assert wanted.options == expected
 
 
@@ -61,43 +61,43 @@ def test_no_number_asks_for_more_than_does_good(
     options: dict[str, Any], expected: LoadOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "usable_cores", lambda: 6)
-    wanted = wanted_load(Options(**options), SETTINGS)
+    wanted = load_requirements(Options(**options), SETTINGS)
     assert wanted.options == expected
-    assert wanted.is_served_by(wanted_load(Options(**options), SETTINGS).options)
+    assert wanted.is_served_by(load_requirements(Options(**options), SETTINGS).options)
 
 
 def test_a_context_that_is_cut_is_told_about(caplog: pytest.LogCaptureFixture) -> None:
-    wanted_load(Options(), SETTINGS, n_ctx_train=100)
+    load_requirements(Options(), SETTINGS, n_ctx_train=100)
     assert caplog.text == ""
-    wanted_load(Options(num_ctx=1000), SETTINGS, n_ctx_train=100)
+    load_requirements(Options(num_ctx=1000), SETTINGS, n_ctx_train=100)
     assert "more than the model was trained for" in caplog.text
 
 
 def test_a_runner_serves_only_models_with_the_same_adapters() -> None:
     one, two = Path("one"), Path("two")
-    wanted = wanted_load(Options(), SETTINGS, adapters=[one, two])
+    wanted = load_requirements(Options(), SETTINGS, adapters=[one, two])
     assert wanted.options.adapters == ["one", "two"]
     assert wanted.is_served_by(wanted.options)
     assert not wanted.is_served_by(LoadOptions())
     assert not wanted.is_served_by(LoadOptions(adapters=["two", "one"]))
-    assert not wanted_load(Options(), SETTINGS).is_served_by(wanted.options)
+    assert not load_requirements(Options(), SETTINGS).is_served_by(wanted.options)
 
 
 def test_models_that_compute_one_sequence_at_a_time() -> None:
-    assert wanted_load(Options(), SETTINGS, max_parallel=1).options.n_parallel == 1
+    assert load_requirements(Options(), SETTINGS, max_parallel=1).options.n_parallel == 1
 
 
 def test_a_part_of_the_machine_s_memory_is_for_what_the_cache_has_no_place_for() -> None:
-    default = wanted_load(Options(), Settings()).options.host_cache_bytes
+    default = load_requirements(Options(), Settings()).options.host_cache_bytes
     assert default == host.memory().total // HOST_CACHE_SHARE > 0
-    wanted = wanted_load(Options(), Settings(host_cache=5 << 20))
+    wanted = load_requirements(Options(), Settings(host_cache=5 << 20))
     assert wanted.options.host_cache_bytes == 5 << 20
     assert wanted.is_served_by(LoadOptions()), "another bound is no reason to load again"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 0.15), ("80ms", 0.08), ("2", 2.0), ("0", 0.0), ("soon", 0.15)])
 def test_how_long_answers_may_wait_beside_prompts_comes_from_the_environment(text: str, seconds: float) -> None:
-    wanted = wanted_load(Options(), load({"PUNA_TOKEN_GAP": text}))
+    wanted = load_requirements(Options(), load({"PUNA_TOKEN_GAP": text}))
     assert wanted.options.token_gap_s == seconds
     assert wanted.is_served_by(LoadOptions(token_gap_s=9.0)), "another pace is no reason to load again"
 
@@ -126,4 +126,4 @@ def test_bytes_in_the_environment(text: str, n_bytes: int | None) -> None:
     ],
 )
 def test_what_a_loaded_runner_serves(options: dict[str, Any], loaded: LoadOptions, served: bool) -> None:
-    assert wanted_load(Options(**options), SETTINGS).is_served_by(loaded) is served
+    assert load_requirements(Options(**options), SETTINGS).is_served_by(loaded) is served

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.errors import BadRequest
-from puna.prompt.ending import Ending, begun_text, ending_of
-from puna.prompt.output import Thought, joined
+from puna.prompt.ending import Ending, answer_prefix_of, ending_of
+from puna.prompt.output import Thinking, joined
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.render import PromptRequest, Source, render
 from puna.prompt.thinking import Tags
@@ -132,14 +132,14 @@ def test_a_users_message_can_be_continued_and_an_answer_closed() -> None:
     ("last", "output", "expected"),
     [
         (BEGUN, " blue<think>", [" blue<think>"]),
-        ({"role": "assistant", "content": "<think>Let"}, " me</think>\nBlue", [Thought(" me"), "Blue"]),
-        ({"role": "assistant", "content": "", "thinking": "Let"}, " me</think>Blue", [Thought(" me"), "Blue"]),
+        ({"role": "assistant", "content": "<think>Let"}, " me</think>\nBlue", [Thinking(" me"), "Blue"]),
+        ({"role": "assistant", "content": "", "thinking": "Let"}, " me</think>Blue", [Thinking(" me"), "Blue"]),
         ({"role": "assistant", "content": "<think>x</think>So"}, " blue", [" blue"]),
     ],
 )
 def test_what_follows_is_read_as_what_was_begun(last: dict[str, Any], output: str, expected: list[Any]) -> None:
-    begun = begun_text([t.USER, last], Ending.CONTINUE, Tags())
+    begun = answer_prefix_of([t.USER, last], Ending.CONTINUE, Tags())
     for cut in range(len(output)):
-        parser = OutputFormat.of("", "<think>").parser("<think>", think=True, tools=[], begun=begun)
+        parser = OutputFormat.of("", "<think>").parser("<think>", think=True, tools=[], answer_prefix=begun)
         assert parser is not None
         assert joined([*parser.feed(output[:cut]), *parser.feed(output[cut:]), *parser.finish()]) == expected

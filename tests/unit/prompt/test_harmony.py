@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from puna.prompt.harmony import HarmonyParser, is_harmony, is_within_message
-from puna.prompt.output import Call, Part, Thought, joined
+from puna.prompt.output import Call, Part, Thinking, joined
 from puna.prompt.tools.calls import Tools
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "weather"}}]
@@ -26,12 +26,12 @@ def parsed(text: str, cuts: list[int], prompt: str = PROMPT, *, think: bool = Tr
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
 CASES: list[tuple[str, str, list[Part]]] = [
     (PROMPT, "", []),
-    (PROMPT, f"{ANALYSIS}<|start|>assistant<|channel|>final<|message|>Hello", [Thought("Hm."), "Hello"]),
+    (PROMPT, f"{ANALYSIS}<|start|>assistant<|channel|>final<|message|>Hello", [Thinking("Hm."), "Hello"]),
     (PROMPT, "<|channel|>final<|message|>a <b> <|c", ["a <b> <|c"]),
     (
         PROMPT,
         f'{ANALYSIS}<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{{"city": "Oslo"}}',
-        [Thought("Hm."), OSLO],
+        [Thinking("Hm."), OSLO],
     ),
     (PROMPT, ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}<|call|>', [OSLO]),
     (

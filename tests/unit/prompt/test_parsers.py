@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.prompt.families.registry import FAMILIES
-from puna.prompt.output import Call, Part, Thought, joined
+from puna.prompt.output import Call, Part, Thinking, joined
 from puna.prompt.parsers import PARSERS
 from tests.growth import LIMIT, growth
 from tests.unit.prompt.chat_templates import USER
@@ -60,27 +60,27 @@ _FUNCTIONGEMMA = (
 
 OUTPUTS: dict[str, tuple[str, list[Part]]] = {
     "passthrough": (f"<think>x</think>{_JSON}", [f"<think>x</think>{_JSON}"]),
-    "harmony": (_HARMONY, [Thought("Rain?"), OSLO, NOW]),
-    "qwen3": (f"<think>\nRain?\n</think>\n\nSo.\n{_JSON}\n{_JSON_NOW}", [Thought("Rain?\n"), "So.\n", OSLO, NOW]),
-    "qwen3-thinking": (f"Rain?\n</think>\n\n{_JSON}", [Thought("Rain?\n"), OSLO]),
-    "qwen3.5": (f"Rain?\n</think>\n\nSo.\n\n{_TAGS}\n{_TAGS_NOW}", [Thought("Rain?\n"), "So.\n\n", OSLO, NOW]),
+    "harmony": (_HARMONY, [Thinking("Rain?"), OSLO, NOW]),
+    "qwen3": (f"<think>\nRain?\n</think>\n\nSo.\n{_JSON}\n{_JSON_NOW}", [Thinking("Rain?\n"), "So.\n", OSLO, NOW]),
+    "qwen3-thinking": (f"Rain?\n</think>\n\n{_JSON}", [Thinking("Rain?\n"), OSLO]),
+    "qwen3.5": (f"Rain?\n</think>\n\nSo.\n\n{_TAGS}\n{_TAGS_NOW}", [Thinking("Rain?\n"), "So.\n\n", OSLO, NOW]),
     "qwen3-coder": (f"So.\n{_TAGS}\n{_TAGS_NOW}", ["So.\n", OSLO, NOW]),
     "qwen3-vl-instruct": (f"So.\n{_JSON}\n{_JSON_NOW}", ["So.\n", OSLO, NOW]),
-    "qwen3-vl-thinking": (f"Rain?\n</think>\n\nSo.\n{_JSON}", [Thought("Rain?\n"), "So.\n", OSLO]),
+    "qwen3-vl-thinking": (f"Rain?\n</think>\n\nSo.\n{_JSON}", [Thinking("Rain?\n"), "So.\n", OSLO]),
     "ministral": (f"So.[TOOL_CALLS]weather[ARGS]{_ARGUMENTS}[TOOL_CALLS]now[ARGS]{{}}", ["So.", OSLO, NOW]),
-    "cogito": (f"Rain?\n</think>\nSo.{_COGITO}", [Thought("Rain?\n"), "So.", OSLO, NOW]),
-    "deepseek3": (f"Rain?</think>So.{_DEEPSEEK}{_DEEPSEEK_NOW}", [Thought("Rain?"), "So.", OSLO, NOW]),
+    "cogito": (f"Rain?\n</think>\nSo.{_COGITO}", [Thinking("Rain?\n"), "So.", OSLO, NOW]),
+    "deepseek3": (f"Rain?</think>So.{_DEEPSEEK}{_DEEPSEEK_NOW}", [Thinking("Rain?"), "So.", OSLO, NOW]),
     "olmo3": (f"So.<function_calls>{_PYTHON}\nnow()</function_calls>", ["So.", OSLO, NOW]),
-    "olmo3-think": ("Rain?\n</think>\n\nSo.", [Thought("Rain?\n"), "So."]),
-    "nemotron-3-nano": (f"Rain?\n</think>\nSo.\n{_TAGS}\n{_TAGS_NOW}\n", [Thought("Rain?\n"), "So.\n", OSLO, NOW]),
+    "olmo3-think": ("Rain?\n</think>\n\nSo.", [Thinking("Rain?\n"), "So."]),
+    "nemotron-3-nano": (f"Rain?\n</think>\nSo.\n{_TAGS}\n{_TAGS_NOW}\n", [Thinking("Rain?\n"), "So.\n", OSLO, NOW]),
     "functiongemma": (f"So.{_FUNCTIONGEMMA}", ["So.", OSLO, NOW]),
-    "glm-4.7": (f"Rain?</think>So.{_GLM}<tool_call>now</tool_call>", [Thought("Rain?"), "So.", OSLO, NOW]),
-    "gemma4": (f"<|channel>thought\nRain?\n<channel|>So.{_GEMMA4}", [Thought("Rain?\n"), "So.", OSLO, NOW]),
+    "glm-4.7": (f"Rain?</think>So.{_GLM}<tool_call>now</tool_call>", [Thinking("Rain?"), "So.", OSLO, NOW]),
+    "gemma4": (f"<|channel>thought\nRain?\n<channel|>So.{_GEMMA4}", [Thinking("Rain?\n"), "So.", OSLO, NOW]),
     "gemma4-no-thinking": (f"<|channel>thought\n<channel|>So.{_GEMMA4}", ["So.", OSLO, NOW]),
     "lfm2": (f"<|tool_call_start|>[{_PYTHON}, now()]<|tool_call_end|>So.", [OSLO, NOW, "So."]),
     "lfm2-thinking": (
         f"<think>Rain?</think>\n<|tool_call_start|>[{_PYTHON}]<|tool_call_end|>So.",
-        [Thought("Rain?"), OSLO, "So."],
+        [Thinking("Rain?"), OSLO, "So."],
     ),
 }
 OPEN = {"qwen3-thinking", "qwen3.5", "qwen3-vl-thinking", "cogito", "deepseek3", "olmo3-think", "nemotron-3-nano", "glm-4.7"}

@@ -9,8 +9,8 @@ import pytest
 from puna.server import metrics
 from tests.patience import wait_until
 from tests.tiny import write_llama
+from tests.unit.server.apis.test_native import HI
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI
 
 
 def samples(live: Live) -> dict[str, float]:

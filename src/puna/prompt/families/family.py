@@ -44,7 +44,7 @@ def text_of(message: Message) -> str:
     return str(message.get("content") or "")
 
 
-def thought_of(message: Message) -> str:
+def thinking_of(message: Message) -> str:
     return str(message.get("thinking") or "")
 
 
@@ -68,8 +68,8 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else to_json(value)
 
 
-def without_thought(text: str) -> str:
-    """What follows a thought that is part of the text."""
+def without_thinking(text: str) -> str:
+    """What follows thinking that is part of the text."""
     return text.rpartition("</think>")[2].lstrip("\n") if "</think>" in text else text
 
 

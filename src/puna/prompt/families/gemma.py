@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from puna.prompt.families.family import Message, Think, Tool, calls_of, functions_of, last_index, text_of, thought_of
+from puna.prompt.families.family import Message, Think, Tool, calls_of, functions_of, last_index, text_of, thinking_of
 
 _QUOTE = '<|"|>'
 _TYPES = ("description", "type", "properties", "required", "nullable")
@@ -126,19 +126,19 @@ def gemma4(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, 
         is_model = message.get("role") == "assistant"
         if not (is_model and place and rest[spoken[place - 1]].get("role") == "assistant"):
             parts.append(f"<|turn>{'model' if is_model else message.get('role')}\n")
-        if thought_of(message) and index > last_user:
-            parts.append(f"<|channel>thought\n{thought_of(message)}\n<channel|>")
+        if thinking_of(message) and index > last_user:
+            parts.append(f"<|channel>thought\n{thinking_of(message)}\n<channel|>")
         calls = calls_of(message)
         parts += [f"<|tool_call>call:{name}{{{_arguments(given, _QUOTE)}}}<tool_call|>" for name, given in calls]
         end = following[0] if following else len(rest)
         results = range(index + 1, end) if calls else range(0)
         parts += [_response(called_names[at], text_of(rest[at])) for at in results]
-        said = _without_channels(text_of(message)) if is_model else text_of(message).strip()
-        parts.append(said)
+        content = _without_channels(text_of(message)) if is_model else text_of(message).strip()
+        parts.append(content)
         has_results = len(results) > 0
         goes_on = bool(following) and is_model and rest[following[0]].get("role") == "assistant" and (not calls or has_results)
         is_waiting = bool(calls) and not has_results
-        is_open = has_results and not said and not following
+        is_open = has_results and not content and not following
         if is_waiting:
             parts.append("<|tool_response>")
         elif not goes_on and not is_open:

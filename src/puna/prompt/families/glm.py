@@ -16,9 +16,9 @@ from puna.prompt.families.family import (
     last_index,
     shown,
     text_of,
-    thought_of,
+    thinking_of,
     to_json,
-    without_thought,
+    without_thinking,
 )
 
 _TOOLS = (
@@ -44,10 +44,10 @@ def glm47(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, b
             begin = "<|observation|>" if is_first_result(messages, index) else ""
             parts.append(f"{begin}<tool_response>{text}</tool_response>")
         elif role == "assistant":
-            thought = thought_of(message).strip() if index > last_user else ""
+            thinking = thinking_of(message).strip() if index > last_user else ""
             calls = "".join(_call(name, given) for name, given in calls_of(message))
-            said = without_thought(text).strip()
-            parts.append(f"<|assistant|>{f'<think>{thought}</think>' if thought else '</think>'}{said}{calls}")
+            content = without_thinking(text).strip()
+            parts.append(f"<|assistant|>{f'<think>{thinking}</think>' if thinking else '</think>'}{content}{calls}")
         else:
             parts.append(f"<|{role}|>{text}")
     return "".join(parts) + (f"<|assistant|>{'</think>' if think is False else '<think>'}" if begins else "")

@@ -16,22 +16,22 @@ from puna.prompt.families.family import (
     last_index,
     system_and_rest,
     text_of,
-    thought_of,
+    thinking_of,
     to_json,
-    without_thought,
+    without_thinking,
 )
 from puna.prompt.families.qwen import turn
 
 
 def instruct(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, begins: bool) -> str:
-    return _lfm2(messages, tools, begins=begins, keeps_thoughts=True)
+    return _lfm2(messages, tools, begins=begins, keeps_thinking=True)
 
 
 def thinking(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, begins: bool) -> str:
-    return _lfm2(messages, tools, begins=begins, keeps_thoughts=False)
+    return _lfm2(messages, tools, begins=begins, keeps_thinking=False)
 
 
-def _lfm2(messages: Sequence[Message], tools: Sequence[Tool], *, begins: bool, keeps_thoughts: bool) -> str:
+def _lfm2(messages: Sequence[Message], tools: Sequence[Tool], *, begins: bool, keeps_thinking: bool) -> str:
     system, rest = system_and_rest(messages)
     head = [system] if system else []
     if tools:
@@ -46,13 +46,13 @@ def _lfm2(messages: Sequence[Message], tools: Sequence[Tool], *, begins: bool, k
         if role == "tool":
             text = f"<|tool_response_start|>{text}<|tool_response_end|>"
         elif role == "assistant":
-            thought = ""
-            if not keeps_thoughts and index != last_answer:
-                text = without_thought(text).strip() if "</think>" in text else text
-            elif not keeps_thoughts and thought_of(message):
-                thought = f"<think>{thought_of(message)}</think>"
+            thinking = ""
+            if not keeps_thinking and index != last_answer:
+                text = without_thinking(text).strip() if "</think>" in text else text
+            elif not keeps_thinking and thinking_of(message):
+                thinking = f"<think>{thinking_of(message)}</think>"
             calls = ", ".join(_call(name, given) for name, given in calls_of(message))
-            text = thought + (f"<|tool_call_start|>[{calls}]<|tool_call_end|>" if calls else "") + text
+            text = thinking + (f"<|tool_call_start|>[{calls}]<|tool_call_end|>" if calls else "") + text
         parts.append(turn(role, text))
     return "".join(parts) + ("<|im_start|>assistant\n" if begins else "")
 

@@ -20,7 +20,7 @@ from puna.prompt.families.family import (
     last_index,
     system_and_rest,
     text_of,
-    thought_of,
+    thinking_of,
     to_json,
 )
 from puna.prompt.families.qwen import turn
@@ -46,13 +46,13 @@ def nano(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, be
 
 
 def _said(message: Message, *, is_past: bool) -> str:
-    thought, text = thought_of(message), text_of(message)
-    if thought.strip():
-        text = f"<think>\n{thought}\n</think>\n{text}"
+    thinking, text = thinking_of(message), text_of(message)
+    if thinking.strip():
+        text = f"<think>\n{thinking}\n</think>\n{text}"
     elif "<think>" not in text and "</think>" not in text:
         text = f"<think></think>{text}"
     if is_past and "</think>" in text:
-        # Of a text without calls nothing is trimmed between the empty thought and what was said.
+        # Of a text without calls nothing is trimmed between the empty thinking and what was said.
         rest = text.rpartition("</think>")[2]
         text = "<think></think>" + (rest.strip() if message.get("tool_calls") else rest)
     calls = "".join(f"{function_tags.call(*call, _shown)}\n" for call in calls_of(message))

@@ -19,7 +19,7 @@ from puna.prompt.families.family import (
     is_last_result,
     system_and_rest,
     text_of,
-    thought_of,
+    thinking_of,
     to_json,
 )
 
@@ -64,14 +64,14 @@ def coder(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, b
 
 
 def vl_instruct(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, begins: bool) -> str:
-    return _vl(messages, tools, begins=begins, thinks=bool(think), keeps_thoughts=bool(think))
+    return _vl(messages, tools, begins=begins, thinks=bool(think), keeps_thinking=bool(think))
 
 
 def vl_thinking(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, begins: bool) -> str:
-    return _vl(messages, tools, begins=begins, thinks=think is not False, keeps_thoughts=True)
+    return _vl(messages, tools, begins=begins, thinks=think is not False, keeps_thinking=True)
 
 
-def _vl(messages: Sequence[Message], tools: Sequence[Tool], *, begins: bool, thinks: bool, keeps_thoughts: bool) -> str:
+def _vl(messages: Sequence[Message], tools: Sequence[Tool], *, begins: bool, thinks: bool, keeps_thinking: bool) -> str:
     system, rest = system_and_rest(messages)
     parts: list[str] = []
     if tools:
@@ -86,10 +86,10 @@ def _vl(messages: Sequence[Message], tools: Sequence[Tool], *, begins: bool, thi
             parts.append(_result(rest, index, text))
             continue
         if role == "assistant":
-            thought = thought_of(message)
-            if keeps_thoughts and index > last_query and (thought or index + 1 == len(rest)):
-                thought = thought.strip("\n")
-                text = f"<think>\n{thought}\n</think>\n\n" + text.lstrip("\n")
+            thinking = thinking_of(message)
+            if keeps_thinking and index > last_query and (thinking or index + 1 == len(rest)):
+                thinking = thinking.strip("\n")
+                text = f"<think>\n{thinking}\n</think>\n\n" + text.lstrip("\n")
             for name, arguments in calls_of(message):
                 call = f'<tool_call>\n{{"name": "{name}", "arguments": {to_json(arguments)}}}\n</tool_call>'
                 text += f"\n{call}" if text else call
@@ -115,9 +115,9 @@ def qwen35(messages: Sequence[Message], tools: Sequence[Tool], think: Think, *, 
             parts.append(_result(rest, index, text))
         elif role == "assistant":
             calls = "\n".join(function_tags.call(*call) for call in calls_of(message))
-            said = text + (f"\n\n{calls}" if text and calls else calls)
-            thought = f"<think>\n{thought_of(message).strip()}\n</think>\n\n" if index > last_query else ""
-            parts.append(turn(role, thought + said))
+            content = text + (f"\n\n{calls}" if text and calls else calls)
+            thinking = f"<think>\n{thinking_of(message).strip()}\n</think>\n\n" if index > last_query else ""
+            parts.append(turn(role, thinking + content))
         else:
             parts.append(turn(role, text))
     begin = "<|im_start|>assistant\n" + ("<think>\n\n</think>\n\n" if think is False else "<think>\n")

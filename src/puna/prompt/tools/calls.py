@@ -49,11 +49,11 @@ class Tools:
         """By its name, also with the prefix or the number that some models add."""
         if not isinstance(name, str):
             return None
-        wanted = name.strip()
-        for candidate in (wanted, wanted.removeprefix("functions."), re.sub(r":\d+$", "", wanted.removeprefix("functions."))):
+        called = name.strip()
+        for candidate in (called, called.removeprefix("functions."), re.sub(r":\d+$", "", called.removeprefix("functions."))):
             if candidate in self._by_name:
                 return self._by_name[candidate]
-        return self._by_name.get(re.sub(r"\.call$", "", wanted))
+        return self._by_name.get(re.sub(r"\.call$", "", called))
 
 
 def _tool(described: Mapping[str, Any]) -> Tool:

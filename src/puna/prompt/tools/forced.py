@@ -14,13 +14,13 @@ def call_schema(tools: Sequence[Mapping[str, Any]], name: str = ANY) -> dict[str
     Errors: ValueError when there is no such tool.
     """
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
-    wanted = [function for function in functions if isinstance(function.get("name"), str) and name in (ANY, function["name"])]
-    if not wanted:
+    forced = [function for function in functions if isinstance(function.get("name"), str) and name in (ANY, function["name"])]
+    if not forced:
         raise ValueError(
             f'tool_choice: there is no tool "{name}"' if name else "tool_choice: a call is required, but there are no tools"
         )
     definitions: dict[str, Any] = {}
-    calls = [_call(function, definitions) for function in wanted]
+    calls = [_call(function, definitions) for function in forced]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return schema | ({"$defs": definitions} if definitions else {})
 

@@ -19,8 +19,8 @@ from puna.server.metrics import Generation
 log = logging.getLogger(__name__)
 
 
-def answers(prompt: Prompt, seen: Sequence[Generation]) -> Choices:
-    """As many answers to the prompt as there are *seen*, their parts with the answers' numbers as they come.
+def answers(prompt: Prompt, generations: Sequence[Generation]) -> Choices:
+    """As many answers to the prompt as there are *generations* to measure, their parts with the answers' numbers as they come.
 
     Each ends with its own Finished. The prompt is computed once: the runner has the others wait for the first of several
     prompts that are alike, and copies what it has computed. An error of one answer ends all.
@@ -29,16 +29,16 @@ def answers(prompt: Prompt, seen: Sequence[Generation]) -> Choices:
     """
     for warning in prompt.warnings:
         log.warning("%s: %s", prompt.plan.request.model.name, warning)
-    return interleaved([_answer(prompt, number, generation) for number, generation in enumerate(seen)])
+    return interleaved([_answer(prompt, number, generation) for number, generation in enumerate(generations)])
 
 
-async def _answer(prompt: Prompt, number: int, seen: Generation) -> Parts:
+async def _answer(prompt: Prompt, number: int, generation: Generation) -> Parts:
     """Thinking, text and tool calls, with logprobs if the request asks for them, then exactly one Finished."""
     parser = _parser(prompt)
     async with aclosing(prompt.place.runner.complete(completion_request(prompt, number))) as replies:
         async for reply in replies:
             if isinstance(reply, wire.Piece):
-                seen.piece()
+                generation.piece()
                 if reply.logprobs:
                     yield Logprobs(reply.logprobs)
                 for part in parser.feed(reply.content) if parser else (reply.content,):
@@ -48,7 +48,7 @@ async def _answer(prompt: Prompt, number: int, seen: Generation) -> Parts:
             else:
                 for part in parser.finish() if parser else ():
                     yield part
-                seen.done(reply)
+                generation.done(reply)
                 yield _finished(prompt, reply)
 
 
@@ -57,7 +57,7 @@ def _parser(prompt: Prompt) -> Parser | None:
     output, think = prompt.plan.output, bool(prompt.plan.request.think)
     if output.format is None:
         return None
-    return output.format.parser(prompt.text, think=think, tools=output.tools, begun=output.begun)
+    return output.format.parser(prompt.text, think=think, tools=output.tools, answer_prefix=output.answer_prefix)
 
 
 def _finished(prompt: Prompt, done: wire.Done) -> Finished:

@@ -26,8 +26,8 @@ async def ranked(request: Request) -> tuple[RerankRequest, Embedded]:
     message = await read_json(request, RerankRequest)
     await checked(request, message.check)
     texts = wire.EmbeddingRequest(inputs=[*message.documents], truncate=message.truncate, query=message.query)
-    wanted = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
-    found = await Pipeline.of(request).embed(wanted)
+    embedding_request = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
+    found = await Pipeline.of(request).embed(embedding_request)
     assert found is not None, "there are documents"
     return message, found
 

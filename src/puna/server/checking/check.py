@@ -11,7 +11,7 @@ from puna.api import options as model_options
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.api.options import Options
 from puna.errors import BadRequest
-from puna.llm.load import WantedLoad, wanted_load
+from puna.llm.load import LoadRequirements, load_requirements
 from puna.prompt.render import Think
 from puna.server.checking.grammar import grammar_of
 from puna.server.checking.models import check_keep_alive, has_template, open_model
@@ -33,7 +33,7 @@ class CheckedRequest:
     native: ChatRequest | GenerateRequest
     model: StoredModel
     options: Options
-    load: WantedLoad
+    load: LoadRequirements
     keep_alive: float | None
     think: Think  # None: the model cannot, or the prompt is raw
     grammar: Grammar | None
@@ -61,7 +61,7 @@ async def check(request: InferenceRequest, store: Store, settings: Settings) -> 
         native=native,
         model=model,
         options=options,
-        load=wanted_load(options, settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths),
+        load=load_requirements(options, settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths),
         keep_alive=native.keep_alive,
         think=None if is_raw else think,
         grammar=grammar_of(native),

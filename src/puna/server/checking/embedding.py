@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from puna import wire
 from puna.api import options as model_options
 from puna.errors import NotFound
-from puna.llm.load import WantedLoad, wanted_load
+from puna.llm.load import LoadRequirements, load_requirements
 from puna.server.checking.models import check_keep_alive, open_model
 from puna.server.checking.request import EmbeddingRequest
 from puna.server.http.caller import Caller
@@ -33,7 +33,7 @@ class CheckedEmbedding:
     caller: Caller
     texts: wire.EmbeddingRequest
     model: StoredModel
-    load: WantedLoad
+    load: LoadRequirements
     keep_alive: float | None
     warnings: list[str]  # what of the request has no effect
 
@@ -46,7 +46,7 @@ async def check_embedding(request: EmbeddingRequest, store: Store, settings: Set
     warnings = [*request.unused, *model_options.warnings(request.options), *_without_effect(request.options)]
     for warning in warnings:
         log.warning("%s", warning)
-    load = wanted_load(options, settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
+    load = load_requirements(options, settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
     check_keep_alive(request.caller, request.keep_alive)
     return CheckedEmbedding(request.caller, request.texts, model, load, request.keep_alive, warnings)
 

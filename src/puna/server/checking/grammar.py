@@ -13,11 +13,11 @@ from puna.wire import Grammar
 
 
 def grammar_of(request: ChatRequest | GenerateRequest) -> Grammar | None:
-    """Errors: PunaError for a format that is neither "json" nor a schema; BadRequest for more than one wish."""
-    wishes = [grammar for grammar in (_of_format(request), _regex(request), _lark(request)) if grammar is not None]
-    if len(wishes) > 1:
+    """Errors: PunaError for a format that is neither "json" nor a schema; BadRequest for more than one of them."""
+    grammars = [grammar for grammar in (_of_format(request), _regex(request), _lark(request)) if grammar is not None]
+    if len(grammars) > 1:
         raise BadRequest("an answer can follow only one of format, regex and lark")
-    return wishes[0] if wishes else None
+    return grammars[0] if grammars else None
 
 
 def _of_format(request: ChatRequest | GenerateRequest) -> Grammar | None:

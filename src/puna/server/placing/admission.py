@@ -19,8 +19,8 @@ from puna.errors import OutOfMemory, RunnerDied
 from puna.llm.budget import Held, available
 from puna.llm.discovery import Machine
 from puna.llm.fitting import Free, NoRoomOnGPUs, negotiate
-from puna.llm.layout import Wish
-from puna.llm.load import WantedLoad
+from puna.llm.layout import Policy
+from puna.llm.load import LoadRequirements
 from puna.llm.quarantine import QUARANTINE_S, CrashedOnGPUs, Quarantine, has_crashed_by_itself
 from puna.llm.runner import Runner
 from puna.settings import Settings
@@ -48,7 +48,9 @@ class Admission:
     quarantine: Quarantine = field(default_factory=Quarantine)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def load(self, runner: Runner, wanted: WantedLoad, others: Others, without: Collection[str] = ()) -> wire.LoadReply:
+    async def load(
+        self, runner: Runner, requirements: LoadRequirements, others: Others, without: Collection[str] = ()
+    ) -> wire.LoadReply:
         """Returns when memory is taken; the weights are still being read.
 
         GPUs of the libraries *without* are not used.
@@ -61,19 +63,19 @@ class Admission:
                 is_fresh = await self.machine.refresh()
                 gpus = [gpu for gpu in self.machine.gpus or [] if gpu.library not in without]
                 free = available(gpus, self.machine.memory(), others.held(), is_fresh=is_fresh)
-                wish = Wish(
-                    wanted.num_gpu,
-                    self._main_gpu(wanted, gpus),
+                policy = Policy(
+                    requirements.num_gpu,
+                    self._main_gpu(requirements, gpus),
                     spread=self.settings.sched_spread,
                     overhead=self.settings.gpu_overhead,
                     must_be_full=others.may_go(True),
                     without_swap=others.may_go(False),
                 )
                 try:
-                    return await self._in_the_largest_context(runner, wanted, free, wish, sum(gpu.total for gpu in gpus))
+                    return await self._in_the_largest_context(runner, requirements, free, policy, sum(gpu.total for gpu in gpus))
                 except OutOfMemory as error:
                     lacks_gpus = isinstance(error, NoRoomOnGPUs)
-                    if not (wish.must_be_full if lacks_gpus else wish.without_swap):
+                    if not (policy.must_be_full if lacks_gpus else policy.without_swap):
                         raise
                     log.info("%s; other models make room", error)
                 except RunnerDied:
@@ -104,15 +106,15 @@ class Admission:
                 *(model_path.name, ", ".join(used), QUARANTINE_S / 60, ", ".join(sorted(libraries))),
             )
 
-    def _main_gpu(self, wanted: WantedLoad, usable: list[wire.Device]) -> int | None:
+    def _main_gpu(self, requirements: LoadRequirements, usable: list[wire.Device]) -> int | None:
         """Its index among those that may be used; requests number all."""
         gpus = self.machine.gpus or []
-        if wanted.main_gpu is None or not gpus:
+        if requirements.main_gpu is None or not gpus:
             return None
-        if not 0 <= wanted.main_gpu < len(gpus):
-            log.warning("main_gpu %d is none of the %d GPUs, it is ignored", wanted.main_gpu, len(gpus))
+        if not 0 <= requirements.main_gpu < len(gpus):
+            log.warning("main_gpu %d is none of the %d GPUs, it is ignored", requirements.main_gpu, len(gpus))
             return None
-        main = gpus[wanted.main_gpu].name
+        main = gpus[requirements.main_gpu].name
         return next((index for index, gpu in enumerate(usable) if gpu.name == main), None)
 
     def _libraries(self, devices: Collection[str]) -> set[str]:
@@ -129,26 +131,28 @@ class Admission:
             raise
 
     async def _in_the_largest_context(
-        self, runner: Runner, wanted: WantedLoad, free: Free, wish: Wish, gpu_bytes: int
+        self, runner: Runner, requirements: LoadRequirements, free: Free, policy: Policy, gpu_bytes: int
     ) -> wire.LoadReply:
         """A context that nobody asked for takes no layer's place on a GPU, and no other model's."""
-        *larger, least = wanted.contexts(gpu_bytes)
+        *larger, least = requirements.contexts(gpu_bytes)
         for n_ctx in larger:
-            options = msgspec.structs.replace(wanted.options, n_ctx=n_ctx)
+            options = msgspec.structs.replace(requirements.options, n_ctx=n_ctx)
             try:
-                return await self._in_the_largest_pool(runner, options, free, replace(wish, must_be_full=True, without_swap=True))
+                return await self._in_the_largest_pool(
+                    runner, options, free, replace(policy, must_be_full=True, without_swap=True)
+                )
             except OutOfMemory as error:
                 log.info("a context of %d tokens is too large for what is free: %s", n_ctx, error)
-        return await self._in_the_largest_pool(runner, msgspec.structs.replace(wanted.options, n_ctx=least), free, wish)
+        return await self._in_the_largest_pool(runner, msgspec.structs.replace(requirements.options, n_ctx=least), free, policy)
 
-    async def _in_the_largest_pool(self, runner: Runner, options: wire.LoadOptions, free: Free, wish: Wish) -> wire.LoadReply:
+    async def _in_the_largest_pool(self, runner: Runner, options: wire.LoadOptions, free: Free, policy: Policy) -> wire.LoadReply:
         """With a context for each request that is computed at once; where nobody asked for that, they may share fewer."""
         is_free_to_choose = self.settings.num_parallel == 0 and options.n_pool == 0
         for n_contexts in _halves(options.n_parallel) if is_free_to_choose else ():
             shares = n_contexts < options.n_parallel
             pooled = msgspec.structs.replace(options, n_pool=options.n_ctx * n_contexts if shares else 0)
             try:
-                reply = await self._fit_and_commit(runner, pooled, free, wish)
+                reply = await self._fit_and_commit(runner, pooled, free, policy)
             except OutOfMemory as error:
                 log.debug("with %d contexts: %s", n_contexts, error)
                 continue
@@ -157,10 +161,10 @@ class Admission:
             return reply
         is_shared = is_free_to_choose and options.n_parallel > 1
         smallest = msgspec.structs.replace(options, n_pool=options.n_ctx) if is_shared else options
-        return await self._fit_and_commit(runner, smallest, free, wish)
+        return await self._fit_and_commit(runner, smallest, free, policy)
 
-    async def _fit_and_commit(self, runner: Runner, options: wire.LoadOptions, free: Free, wish: Wish) -> wire.LoadReply:
-        steps = negotiate(free, wish)
+    async def _fit_and_commit(self, runner: Runner, options: wire.LoadOptions, free: Free, policy: Policy) -> wire.LoadReply:
+        steps = negotiate(free, policy)
         attempt = next(steps)
         while True:
             placed = msgspec.structs.replace(options, gpu_layers=list(attempt.layout.parts))

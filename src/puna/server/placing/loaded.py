@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from puna import wire
-from puna.llm.load import WantedLoad
+from puna.llm.load import LoadRequirements
 from puna.llm.runner import Runner
 from puna.settings import FOREVER
 
@@ -36,11 +36,11 @@ class Loaded:
     """One model and its runner. The scheduler owns the state; requests read ``runner`` and ``n_ctx``."""
 
     model: Loadable
-    wanted: WantedLoad
+    requirements: LoadRequirements
     keep_alive: float
     state: State = State.LOADING
     n_users: int = 0
-    is_pinned: bool = False  # a request asked that it stays; that it is the server's default is no such wish
+    is_pinned: bool = False  # a request asked that it stays; that it is the server's default does not count
     must_unload: bool = False  # somebody asked for it; unlike other reasons to drain, this one stays
     process: Runner | None = None
     reply: wire.LoadReply | None = None  # once it has its memory
@@ -77,10 +77,10 @@ class Loaded:
 
     @property
     def options(self) -> wire.LoadOptions:
-        """What it is, or is being, loaded with: the context may have become larger than what was wanted at least."""
-        wanted = self.wanted.options
+        """What it is, or is being, loaded with: the context may have become larger than what was requirements at least."""
+        requirements = self.requirements.options
         n_ctx = self.reply.n_ctx if self.reply is not None else 0
-        return msgspec.structs.replace(wanted, n_ctx=n_ctx) if n_ctx > wanted.n_ctx else wanted
+        return msgspec.structs.replace(requirements, n_ctx=n_ctx) if n_ctx > requirements.n_ctx else requirements
 
     @property
     def runner(self) -> Runner:

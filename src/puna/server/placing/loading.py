@@ -60,7 +60,7 @@ class Loading:
             try:
                 return await self._try_load(loaded, others, blamed, tasks)
             except CrashedOnGPUs as crash:
-                if loaded.wanted.num_gpu is not None or crash.libraries <= blamed:
+                if loaded.requirements.num_gpu is not None or crash.libraries <= blamed:
                     where = ", ".join(crash.devices)
                     raise RunnerDied(f"{crash} (while layers were loaded onto {where}; num_gpu 0 loads none)") from crash
                 blamed |= crash.libraries
@@ -72,11 +72,11 @@ class Loading:
     async def _try_load(self, loaded: Loaded, others: Others, without: Collection[str], tasks: KeptTasks) -> Runner:
         """In a new process; GPUs of the libraries *without* are not used, nor those in quarantine unless they were asked for."""
         runner = await self.launch(loaded.model.model_path)
-        if loaded.wanted.num_gpu is None:
+        if loaded.requirements.num_gpu is None:
             without = self.admission.quarantine.libraries(loaded.model.model_path).union(without)
         try:
             loaded.process = runner
-            loaded.reply = await self.admission.load(runner, loaded.wanted, others, without)
+            loaded.reply = await self.admission.load(runner, loaded.requirements, others, without)
             await self.admission.read_weights(runner, loaded.reply)
         except BaseException as error:
             if isinstance(error, CrashedOnGPUs):

@@ -23,12 +23,12 @@ class MemoryPressure:
         self._changed = asyncio.Event()
         self.lacks_gpus: bool | None = None  # whether a load lacks memory of GPUs, or of the host; None: none lacks any
 
-    def others(self, hungry: Loaded) -> Others:
+    def others(self, starved: Loaded) -> Others:
         """What one load sees of the other models."""
         return Others(
             self._models.held,
-            lambda on_gpus: self._may_go(hungry, on_gpus=on_gpus),
-            lambda on_gpus: self._make_room(hungry, on_gpus=on_gpus),
+            lambda on_gpus: self._may_go(starved, on_gpus=on_gpus),
+            lambda on_gpus: self._make_room(starved, on_gpus=on_gpus),
         )
 
     def changed(self) -> None:
@@ -40,20 +40,20 @@ class MemoryPressure:
         self.lacks_gpus = None
         self._changed.set()
 
-    def _may_go(self, hungry: Loaded, *, on_gpus: bool) -> bool:
+    def _may_go(self, starved: Loaded, *, on_gpus: bool) -> bool:
         """Whether another model's memory may become free; one that waits for memory itself has none to give."""
         return any(
             loaded.state is State.CLOSING or (loaded.reply is not None and not loaded.is_pinned)
             for loaded in self._models.values()
-            if loaded is not hungry and (loaded.is_on_gpus or not on_gpus)
+            if loaded is not starved and (loaded.is_on_gpus or not on_gpus)
         )
 
-    async def _make_room(self, hungry: Loaded, *, on_gpus: bool) -> None:
+    async def _make_room(self, starved: Loaded, *, on_gpus: bool) -> None:
         n_gone = self._n_gone
         self.lacks_gpus = on_gpus
         try:
             self._place()
-            while self._n_gone == n_gone and self._may_go(hungry, on_gpus=on_gpus):
+            while self._n_gone == n_gone and self._may_go(starved, on_gpus=on_gpus):
                 self._changed.clear()
                 await self._changed.wait()
         finally:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from puna.errors import PunaError
-from puna.llm.load import WantedLoad
+from puna.llm.load import LoadRequirements
 from puna.server.placing.loaded import Loadable, Loaded
 
 
 @dataclass(eq=False)
 class Waiter:
     model: Loadable
-    wanted: WantedLoad
+    requirements: LoadRequirements
     keep_alive: float | None
     placed: asyncio.Future[Loaded]
 
@@ -35,8 +35,8 @@ class Queue:
         """Over those that wait now, whatever becomes of them meanwhile."""
         return iter(list(self._waiters))
 
-    def join(self, model: Loadable, wanted: WantedLoad, keep_alive: float | None) -> Waiter:
-        waiter = Waiter(model, wanted, keep_alive, asyncio.get_running_loop().create_future())
+    def join(self, model: Loadable, requirements: LoadRequirements, keep_alive: float | None) -> Waiter:
+        waiter = Waiter(model, requirements, keep_alive, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         return waiter
 

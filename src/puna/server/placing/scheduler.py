@@ -3,7 +3,7 @@
 A model is LOADING, then READY; READY or DRAINING (no new requests; ends when the running ones have), then CLOSING until
 its process is gone and its memory with it. Requests wait in one queue. ``_place`` walks it in order after every change
 and does what can be done: join a loaded model, start a load, or empty a place for one. A request for a loaded model
-never waits behind another model's load. A load that lacks memory is hungry: others leave until it fits, or it fails.
+never waits behind another model's load. For a load that lacks memory others leave until it fits, or it fails.
 Models that a request has pinned (keep_alive -1) never leave for others.
 Knows nothing of prompts, of HTTP, of processes, and of how much memory a model needs.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from puna.errors import LoadError, Overloaded
 from puna.llm.discovery import Machine
-from puna.llm.load import WantedLoad
+from puna.llm.load import LoadRequirements
 from puna.server.placing.admission import Admission
 from puna.server.placing.lifecycle import Lifecycle
 from puna.server.placing.loaded import Loadable, Loaded, State
@@ -51,7 +51,7 @@ class Scheduler:
 
     @asynccontextmanager
     async def acquire(
-        self, model: Loadable, wanted: WantedLoad, keep_alive: float | None = None, *, leaves_pinned: bool = False
+        self, model: Loadable, requirements: LoadRequirements, keep_alive: float | None = None, *, leaves_pinned: bool = False
     ) -> AsyncGenerator[Loaded, None]:
         """Use a model: it is loaded when the block begins and stays so until it ends.
 
@@ -62,7 +62,7 @@ class Scheduler:
         """
         if leaves_pinned and self.models.is_pinned(model.model_path):
             keep_alive = None
-        loaded = await self._join(model, wanted, keep_alive)
+        loaded = await self._join(model, requirements, keep_alive)
         try:
             assert loaded.task is not None
             await asyncio.wait({loaded.task})
@@ -91,10 +91,10 @@ class Scheduler:
             self._lifecycle.close(loaded)
         await self._lifecycle.ended()
 
-    async def _join(self, model: Loadable, wanted: WantedLoad, keep_alive: float | None) -> Loaded:
+    async def _join(self, model: Loadable, requirements: LoadRequirements, keep_alive: float | None) -> Loaded:
         if self._is_closed:
             raise Overloaded("the server is shutting down")
-        waiter = self.queue.join(model, wanted, keep_alive)
+        waiter = self.queue.join(model, requirements, keep_alive)
         self._place()
         if len(self.queue) + self.models.n_waiting > max(1, self.settings.max_queue) and waiter.must_wait:
             self._withdraw(waiter)
@@ -160,7 +160,7 @@ class Scheduler:
         self._pressure.changed()
 
     def _renew_marks(self) -> None:
-        """Why a model drains may have gone with the request that wanted its place: only an explicit unload stays."""
+        """Why a model drains may have gone with the request that requirements its place: only an explicit unload stays."""
         for loaded in list(self.models.values()):
             if loaded.state is State.DRAINING:
                 loaded.state = State.READY
@@ -171,8 +171,10 @@ class Scheduler:
         """Join *waiter* to a model that serves it; else make way for loading that model anew."""
         if loaded.state is State.READY and not loaded.runner.is_alive:
             self._lifecycle.close(loaded)
-        wanted = waiter.wanted
-        is_served = wanted.is_served_by(loaded.options) and wanted.is_placed_by(loaded.wanted, len(self.machine.gpus or []))
+        requirements = waiter.requirements
+        is_served = requirements.is_served_by(loaded.options) and requirements.is_placed_by(
+            loaded.requirements, len(self.machine.gpus or [])
+        )
         if loaded.state in (State.LOADING, State.READY) and is_served:
             self._hand_out(waiter, loaded)
             return True
@@ -183,7 +185,7 @@ class Scheduler:
 
     def _start_load(self, waiter: Waiter) -> None:
         keep_alive = self.settings.keep_alive if waiter.keep_alive is None else waiter.keep_alive
-        loaded = Loaded(waiter.model, waiter.wanted, keep_alive)
+        loaded = Loaded(waiter.model, waiter.requirements, keep_alive)
         self._lifecycle.start(loaded, self._pressure.others(loaded))
         self._hand_out(waiter, loaded)
 

@@ -22,7 +22,7 @@ AUTO_CONNECTIONS = 4096
 PEERS_SHARE = 0.75  # of all connections, for one peer
 LINGER_S = 5.0  # to read an answer that came before its request was complete, or why the connection is closed
 _OTHER_FILES = 256  # of the process: runners, models, libraries
-_WANTED_FILES = 1 << 16
+_TARGET_FILES = 1 << 16
 _POLLS_PER_TIMEOUT, _LONGEST_POLL_S = 4, 1.0
 
 
@@ -45,10 +45,10 @@ def limits_of(settings: Settings) -> Limits:
 def allow_many_files() -> None:
     """Every connection is a file to the system, which grants few of them unless it is asked."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = _TARGET_FILES if hard == resource.RLIM_INFINITY else min(hard, _TARGET_FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
         except (OSError, ValueError) as error:
             log.debug("the number of open files stays at %d: %s", soft, error)
 

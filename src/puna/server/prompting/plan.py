@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from puna.api.generate import ChatRequest, GenerateRequest
-from puna.prompt.ending import Ending, begun_text, ending_of
+from puna.prompt.ending import Ending, answer_prefix_of, ending_of
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.render import PromptRequest
 from puna.server.checking.check import CheckedRequest
@@ -27,7 +27,7 @@ class Output:
     """How what follows the prompt is to be read."""
 
     format: OutputFormat | None = None  # None: as it comes
-    begun: str = ""  # what the prompt holds of the answer already
+    answer_prefix: str = ""  # what the prompt holds of the answer already
     tools: Sequence[dict[str, Any]] = ()
     has_thinking: bool = False  # the model may think before it answers
     is_final_message: bool = False  # of the harmony format, begun for a grammar that is about what follows its header
@@ -111,11 +111,11 @@ def _output(
     ending: Ending = Ending.ANSWER,
     tools: Sequence[dict[str, Any]] = (),
 ) -> Output:
-    begun = begun_text(turns, ending, written.tags)
-    may_think = not begun or written.tags.are_open_in("", begun)
+    answer_prefix = answer_prefix_of(turns, ending, written.tags)
+    may_think = not answer_prefix or written.tags.are_open_in("", answer_prefix)
     return Output(
         written,
-        begun,
+        answer_prefix,
         tools,
         has_thinking=may_think and (bool(request.think) or written.is_harmony),
         is_final_message=written.is_harmony and request.grammar is not None,

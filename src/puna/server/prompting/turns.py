@@ -25,22 +25,22 @@ def assemble(model: StoredModel, turns: Sequence[Turn], system: str = "", *, wit
     if text and not (turns and is_system(turns[0])):
         before.insert(0, {"role": "system", "content": text})
     assembled = [*before, *turns]
-    return _without_old_thoughts(assembled) if _repeats_thoughts(model) else assembled
+    return _without_old_thinking(assembled) if _repeats_thinking(model) else assembled
 
 
-def _repeats_thoughts(model: StoredModel) -> bool:
+def _repeats_thinking(model: StoredModel) -> bool:
     return model.family == "qwen3" or model.name.partition(":")[0].rpartition("/")[2] == "deepseek-r1"
 
 
-def _without_old_thoughts(turns: list[Turn]) -> list[Turn]:
+def _without_old_thinking(turns: list[Turn]) -> list[Turn]:
     last_user = max((number for number, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     return [
-        {**turn, "content": _without_thought(turn["content"])} if turn["role"] == "assistant" and number < last_user else turn
+        {**turn, "content": _without_thinking(turn["content"])} if turn["role"] == "assistant" and number < last_user else turn
         for number, turn in enumerate(turns)
     ]
 
 
-def _without_thought(text: str) -> str:
+def _without_thinking(text: str) -> str:
     if not text.lstrip().startswith("<think>"):
         return text
     _, tag, rest = text.partition("</think>")

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from puna.api import anthropic as api
 from puna.api import go_json
 from puna.api.generate import ChatRequest
-from puna.prompt.output import Call, Part, Thought, joined
+from puna.prompt.output import Call, Part, Thinking, joined
 from puna.server.answering.parts import Finished, Logprobs, Parts
 from puna.server.apis.forced_call import forcing
 from puna.server.checking.request import InferenceRequest
@@ -43,7 +43,7 @@ async def messages(request: Request) -> Response:
     if message.stream:
         events = _events(parts, head, message.stop_sequences, n_estimated=_estimate(message))
         return Stream(events, EVENT_STREAM, _error_event, cache_control="no-cache")
-    found, finished = await _gather(parts)
+    found, finished = await _collect(parts)
     blocks = [_block(part) for part in found]
     end = _end(finished, message.stop_sequences, has_called=any(isinstance(part, Call) for part in found))
     return json_response({**head, "content": blocks, **end, "usage": _usage(finished), **_warnings(finished)})
@@ -72,7 +72,7 @@ def _estimate(message: api.CountRequest) -> int:
     return len(message.model_dump_json(include={"messages", "system", "tools"})) // _CHARS_PER_TOKEN
 
 
-async def _gather(parts: Parts) -> tuple[list[Part], Finished]:
+async def _collect(parts: Parts) -> tuple[list[Part], Finished]:
     found: list[Part] = []
     async with aclosing(parts):
         async for part in parts:
@@ -85,7 +85,7 @@ async def _gather(parts: Parts) -> tuple[list[Part], Finished]:
 
 def _block(part: Part) -> dict[str, Any]:
     match part:
-        case Thought(text):
+        case Thinking(text):
             return {"type": "thinking", "thinking": text, "signature": ""}
         case Call():
             return {"type": "tool_use", "id": part.id, "name": part.name, "input": part.arguments}
@@ -95,12 +95,12 @@ def _block(part: Part) -> dict[str, Any]:
 
 def _empty(part: Part) -> Part:
     """The block of *part* before any of it has come."""
-    return Thought("") if isinstance(part, Thought) else Call(part.name, {}, part.id) if isinstance(part, Call) else ""
+    return Thinking("") if isinstance(part, Thinking) else Call(part.name, {}, part.id) if isinstance(part, Call) else ""
 
 
 def _delta(part: Part) -> dict[str, Any]:
     match part:
-        case Thought(text):
+        case Thinking(text):
             return {"type": "thinking_delta", "thinking": text}
         case Call():
             return {"type": "input_json_delta", "partial_json": go_json.dumps(part.arguments).decode()}
@@ -136,7 +136,7 @@ def _usage(finished: Finished) -> dict[str, int]:
 
 
 async def _events(parts: Parts, head: dict[str, Any], stop_sequences: list[str], n_estimated: int) -> AsyncGenerator[bytes, None]:
-    """Text and thoughts that follow one another share a block; a call is a block of its own."""
+    """Pieces of text or of thinking that follow one another share a block; a call is a block of its own."""
     start = {**head, "content": [], "stop_reason": None, "stop_sequence": None}
     start["usage"] = {"input_tokens": n_estimated, "output_tokens": 0}
     index, kind = -1, None

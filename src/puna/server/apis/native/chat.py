@@ -24,10 +24,10 @@ async def chat(request: Request) -> Response:
     if not message.model:
         raise BadRequest("model is required")
 
-    def reply(text: str = "", thought: str = "", **fields: Any) -> ChatReply:
+    def reply(text: str = "", thinking: str = "", **fields: Any) -> ChatReply:
         fields.pop("context", None)
-        said = ReplyMessage(content=text, thinking=thought or None, tool_calls=fields.pop("tool_calls", None))
-        return ChatReply(model=message.model, created_at=now(), message=said, **fields)
+        answer_message = ReplyMessage(content=text, thinking=thinking or None, tool_calls=fields.pop("tool_calls", None))
+        return ChatReply(model=message.model, created_at=now(), message=answer_message, **fields)
 
     if not message.messages and message.keep_alive == 0:
         await pipeline.unload(caller, message.model)

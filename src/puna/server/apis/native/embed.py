@@ -23,8 +23,8 @@ async def embed(request: Request) -> Response:
     caller = Caller.of(request)
     message = await read_json(request, EmbedRequest)
     texts = wire.EmbeddingRequest(inputs=[*message.input], truncate=message.truncate, dimensions=message.dimensions)
-    wanted = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
-    embedded = await Pipeline.of(request).embed(wanted)
+    embedding_request = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
+    embedded = await Pipeline.of(request).embed(embedding_request)
     if embedded is None:
         return json_response({"model": message.model, "embeddings": []})
     counts: dict[str, Any] = {
@@ -44,8 +44,8 @@ async def embeddings(request: Request) -> Response:
     if not message.model:
         raise BadRequest("model is required")
     texts = wire.EmbeddingRequest(inputs=[message.prompt] if message.prompt else [], truncate=False, normalize=False)
-    wanted = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
-    embedded = await Pipeline.of(request).embed(wanted)
+    embedding_request = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
+    embedded = await Pipeline.of(request).embed(embedding_request)
     if embedded is None:
         return json_response({"embedding": []})
     return json_response({"embedding": embedded.reply.embeddings[0], **warnings_of(embedded)})

@@ -21,8 +21,8 @@ async def generate(request: Request) -> Response:
     caller, pipeline = Caller.of(request), Pipeline.of(request)
     message = await read_json(request, GenerateRequest)
 
-    def reply(text: str = "", thought: str = "", **fields: Any) -> GenerateReply:
-        return GenerateReply(model=message.model, created_at=now(), response=text, thinking=thought or None, **fields)
+    def reply(text: str = "", thinking: str = "", **fields: Any) -> GenerateReply:
+        return GenerateReply(model=message.model, created_at=now(), response=text, thinking=thinking or None, **fields)
 
     if not message.prompt and message.keep_alive == 0:
         await pipeline.unload(caller, message.model)

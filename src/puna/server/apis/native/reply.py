@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from puna.api import go_json
 from puna.api.generate import ReplyCall, ReplyFunction, ReplyLogprob
-from puna.prompt.output import Call, Thought
+from puna.prompt.output import Call, Thinking
 from puna.server.answering.parts import Finished, Logprobs, Parts
-from puna.server.apis.gathering import gather
+from puna.server.apis.collecting import collect
 from puna.server.apis.logprobs import reply_logprob
 from puna.server.http.errors import JSON_CONTENT_TYPE, native_body
 from puna.server.http.replies import NDJSON, Stream
@@ -60,12 +60,12 @@ MakeReply = Callable[..., BaseModel]
 
 
 async def answer(parts: Parts, reply: MakeReply, *, stream: bool) -> Response:
-    """The answer as lines or as one message. *reply* makes a message from a text, a thought and further fields."""
+    """The answer as lines or as one message. *reply* makes a message from a text, some thinking and further fields."""
     if stream:
         return Stream(_lines(parts, reply), NDJSON, error_line)
-    whole = await gather(parts)
+    whole = await collect(parts)
     calls = {"tool_calls": [reply_call(call, index) for index, call in enumerate(whole.calls)]} if whole.calls else {}
-    return respond(reply(whole.text, whole.thought, **calls, **_scores(whole.logprobs), **final_fields(whole.finished)))
+    return respond(reply(whole.text, whole.thinking, **calls, **_scores(whole.logprobs), **final_fields(whole.finished)))
 
 
 async def _lines(parts: Parts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
@@ -82,7 +82,7 @@ async def _lines(parts: Parts, reply: MakeReply) -> AsyncGenerator[bytes, None]:
             match part:
                 case Finished():
                     yield body_of(reply("", "", **scores, **final_fields(part))) + b"\n"
-                case Thought(text):
+                case Thinking(text):
                     yield body_of(reply("", text, **scores)) + b"\n"
                 case Call():
                     yield body_of(reply("", "", **scores, tool_calls=[reply_call(part, n_calls)])) + b"\n"

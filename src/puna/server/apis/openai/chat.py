@@ -12,10 +12,10 @@ from starlette.routing import Route
 from puna.api import openai as api
 from puna.api.generate import ChatRequest
 from puna.errors import BadRequest
-from puna.prompt.output import Call, Thought
+from puna.prompt.output import Call, Thinking
 from puna.server.answering.parts import AnswerPart, Finished, Logprobs
+from puna.server.apis.collecting import CompleteAnswer, collect_choices
 from puna.server.apis.forced_call import forcing
-from puna.server.apis.gathering import Whole, gather_choices
 from puna.server.apis.logprobs import reply_logprob
 from puna.server.apis.openai.shape import DEFAULTS, Shape, chunks, end_of, stream_of
 from puna.server.checking.request import InferenceRequest
@@ -39,19 +39,19 @@ async def chat_completions(request: Request) -> Response:
         streamed = [_ChatChoice(index) for index in range(message.n)]
         with_usage = message.stream_options.include_usage
         return stream_of(chunks(choices, streamed, shape, "chat.completion.chunk", with_usage=with_usage))
-    answers = await gather_choices(choices, message.n)
-    said = [_choice(index, whole) for index, whole in enumerate(answers)]
-    return json_response(shape.message(said, **end_of([whole.finished for whole in answers])))
+    answers = await collect_choices(choices, message.n)
+    shaped = [_choice(index, whole) for index, whole in enumerate(answers)]
+    return json_response(shape.message(shaped, **end_of([whole.finished for whole in answers])))
 
 
-def _choice(index: int, whole: Whole) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": "assistant", "content": whole.text}
-    if whole.thought:
-        said["reasoning"] = whole.thought
+def _choice(index: int, whole: CompleteAnswer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": whole.text}
+    if whole.thinking:
+        message["reasoning"] = whole.thinking
     if whole.calls:
-        said["tool_calls"] = [_call(call, number) for number, call in enumerate(whole.calls)]
+        message["tool_calls"] = [_call(call, number) for number, call in enumerate(whole.calls)]
     reason = _reason(whole.finished, has_called=bool(whole.calls))
-    return {"index": index, "message": said, "finish_reason": reason, **_scores(whole.logprobs)}
+    return {"index": index, "message": message, "finish_reason": reason, **_scores(whole.logprobs)}
 
 
 def _native_chat(message: api.ChatCompletionRequest) -> ChatRequest:
@@ -119,7 +119,7 @@ class _ChatChoice:
             case Finished():
                 reason = _reason(part, has_called=self._n_calls > 0)
                 return self._made({**role, "content": ""} if role else {}, reason)
-            case Thought(text):
+            case Thinking(text):
                 return self._made({**role, "reasoning": text})
             case Call():
                 self._n_calls += 1

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from puna.api import openai as api
 from puna.api.generate import GenerateRequest
 from puna.server.answering.parts import AnswerPart, Finished, Logprobs
-from puna.server.apis.gathering import gather_choices
+from puna.server.apis.collecting import collect_choices
 from puna.server.apis.openai.shape import DEFAULTS, Shape, chunks, end_of, stream_of
 from puna.server.checking.request import InferenceRequest
 from puna.server.http.bodies import checked, read_json
@@ -35,12 +35,12 @@ async def completions(request: Request) -> Response:
     if message.stream:
         streamed = [_TextChoice(index) for index in range(message.n)]
         return stream_of(chunks(choices, streamed, shape, shape.kind, with_usage=message.stream_options.include_usage))
-    answers = await gather_choices(choices, message.n)
-    said = [
+    answers = await collect_choices(choices, message.n)
+    shaped = [
         {"text": whole.text, "index": index, **_text_scores(whole.logprobs), "finish_reason": whole.finished.done.reason}
         for index, whole in enumerate(answers)
     ]
-    return json_response(shape.message(said, **end_of([whole.finished for whole in answers])))
+    return json_response(shape.message(shaped, **end_of([whole.finished for whole in answers])))
 
 
 def _native(message: api.CompletionRequest) -> GenerateRequest:
@@ -79,7 +79,7 @@ def _text_scores(entries: list[TokenLogprob], begin: int = 0) -> dict[str, Any]:
 
 
 class _TextChoice:
-    """One streamed choice of plain text; thoughts and calls are no part of it."""
+    """One streamed choice of plain text; thinking and calls are no part of it."""
 
     def __init__(self, index: int) -> None:
         self._index = index

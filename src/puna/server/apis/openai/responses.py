@@ -1,6 +1,6 @@
 """``POST /v1/responses``: OpenAI's Responses API, without anything that would have to be stored.
 
-The output is a list of items in the order in which the model wrote them: thoughts, text, calls. Streamed and whole
+The output is a list of items in the order in which the model wrote them: thinking, text, calls. Streamed and whole
 answers are made by the same code: a whole one is the last event of a stream that nobody saw.
 
 Source: OpenAI's API reference; product description, "POST /v1/responses".
@@ -23,7 +23,7 @@ from puna.api import go_json
 from puna.api import responses as api
 from puna.api.generate import ChatRequest
 from puna.errors import BadRequest
-from puna.prompt.output import Call, Part, Thought
+from puna.prompt.output import Call, Part, Thinking
 from puna.server.answering.parts import AnswerPart, Finished, Logprobs, Parts
 from puna.server.apis.forced_call import forcing
 from puna.server.apis.openai.shape import DEFAULTS
@@ -90,7 +90,7 @@ class _Answer:
         else:
             if not self._is_open:
                 yield from self._open(kind)
-            yield from self._grow(part.text if isinstance(part, Thought) else part)
+            yield from self._grow(part.text if isinstance(part, Thinking) else part)
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class _Answer:
         if kind == "reasoning":
             self._output.append({"id": _new_id("rs"), "type": kind, "summary": []})
         else:
-            said = {"status": "in_progress", "role": "assistant", "content": []}
-            self._output.append({"id": _new_id("msg"), "type": kind, **said})
+            message = {"status": "in_progress", "role": "assistant", "content": []}
+            self._output.append({"id": _new_id("msg"), "type": kind, **message})
         item = self._output[-1]
         yield {"type": "response.output_item.added", "output_index": self._place["output_index"], "item": {**item}}
         if kind == "reasoning":
@@ -209,7 +209,7 @@ def _kind(part: Part | Finished) -> str:
     match part:
         case Finished():
             return ""
-        case Thought():
+        case Thinking():
             return "reasoning"
         case Call():
             return "function_call"

@@ -34,9 +34,9 @@ def usage_of(answers: Sequence[Finished]) -> dict[str, Any]:
     }
     if any(details.values()):
         usage["prompt_tokens_details"] = {name: count for name, count in details.items() if count > 0}
-    n_thoughts = sum(one.thinking_count for one in done)
-    if n_thoughts > 0:
-        usage["completion_tokens_details"] = {"reasoning_tokens": n_thoughts}
+    n_thinking = sum(one.thinking_count for one in done)
+    if n_thinking > 0:
+        usage["completion_tokens_details"] = {"reasoning_tokens": n_thinking}
     return usage
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from puna.api.openai import Message, native_messages
 from puna.store.recipe import Recipe
+from tests.unit.server.apis.test_native import FULL_NAME, HI, last_completion
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import FULL_NAME, HI, last_completion
 
 
 def events(response: httpx.Response) -> list[Any]:

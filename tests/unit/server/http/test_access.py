@@ -18,8 +18,8 @@ from puna.server.http.access import Key, KeyScope, check_exposure, read_keys
 from puna.server.http.request_id import InLog
 from puna.settings import Address, Settings, load
 from tests.patience import PATIENCE_S, wait_until
+from tests.unit.server.apis.test_native import HI, last_completion
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, last_completion
 
 
 def test_the_keys_setting() -> None:

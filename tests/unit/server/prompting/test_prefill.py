@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.unit.server.apis.test_native import HI, lines
+from tests.unit.server.apis.test_openai import events
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, lines
-from tests.unit.server.test_openai import events
 
 BEGUN = [*HI, {"role": "assistant", "content": "The sky is"}]
 ITEMS = [

@@ -10,8 +10,8 @@ import pytest
 from puna.store.models.model import StoredModel
 from puna.store.recipe import Recipe
 from puna.store.store import Store
+from tests.unit.server.apis.test_native import HI
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI
 
 TOOL = {
     "type": "function",

@@ -5,28 +5,28 @@ from __future__ import annotations
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from puna.prompt.output import Call, Thought
+from puna.prompt.output import Call, Thinking
 from puna.server.answering.parts import AnswerPart, Choices, Finished, Logprobs, Parts
 from puna.wire import TokenLogprob
 
 
 @dataclass(frozen=True)
-class Whole:
+class CompleteAnswer:
     """An answer with nothing left to come."""
 
     text: str
-    thought: str
+    thinking: str
     calls: list[Call]
     logprobs: list[TokenLogprob]
     finished: Finished
 
 
-class Gathering:
+class AnswerBuilder:
     """An answer that comes part by part."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
-        self._thought: list[str] = []
+        self._thinking: list[str] = []
         self._calls: list[Call] = []
         self._logprobs: list[TokenLogprob] = []
         self._finished: Finished | None = None
@@ -37,30 +37,30 @@ class Gathering:
                 self._finished = part
             case Logprobs(entries):
                 self._logprobs += entries
-            case Thought(text):
-                self._thought.append(text)
+            case Thinking(text):
+                self._thinking.append(text)
             case Call():
                 self._calls.append(part)
             case text:
                 self._text.append(text)
 
     @property
-    def whole(self) -> Whole:
+    def complete(self) -> CompleteAnswer:
         assert self._finished is not None, "a generation ended without its last message"
-        return Whole("".join(self._text), "".join(self._thought), self._calls, self._logprobs, self._finished)
+        return CompleteAnswer("".join(self._text), "".join(self._thinking), self._calls, self._logprobs, self._finished)
 
 
-async def gather(parts: Parts) -> Whole:
-    gathering = Gathering()
+async def collect(parts: Parts) -> CompleteAnswer:
+    builder = AnswerBuilder()
     async with aclosing(parts):
         async for part in parts:
-            gathering.add(part)
-    return gathering.whole
+            builder.add(part)
+    return builder.complete
 
 
-async def gather_choices(choices: Choices, n: int) -> list[Whole]:
-    gatherings = [Gathering() for _ in range(n)]
+async def collect_choices(choices: Choices, n: int) -> list[CompleteAnswer]:
+    builders = [AnswerBuilder() for _ in range(n)]
     async with aclosing(choices):
         async for number, part in choices:
-            gatherings[number].add(part)
-    return [gathering.whole for gathering in gatherings]
+            builders[number].add(part)
+    return [builder.complete for builder in builders]

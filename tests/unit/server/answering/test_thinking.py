@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from puna.prompt.output import Thought
+from puna.prompt.output import Thinking
 from puna.prompt.thinking import Tags, ThinkingParser
+from tests.unit.server.apis.test_native import HI, lines
+from tests.unit.server.apis.test_openai import events
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, lines
-from tests.unit.server.test_openai import events
 
 
 def parsed(text: str, cuts: list[int], prompt: str = "") -> tuple[str, str]:
@@ -19,8 +19,8 @@ def parsed(text: str, cuts: list[int], prompt: str = "") -> tuple[str, str]:
     bounds = [0, *sorted({min(cut, len(text)) for cut in cuts}), len(text)]
     parts = [part for begin, end in itertools.pairwise(bounds) for part in parser.feed(text[begin:end])]
     parts += parser.finish()
-    assert all(part not in ("", Thought("")) for part in parts)
-    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+    assert all(part not in ("", Thinking("")) for part in parts)
+    thoughts = "".join(part.text for part in parts if isinstance(part, Thinking))
     return thoughts, "".join(part for part in parts if isinstance(part, str))
 
 

@@ -13,7 +13,7 @@ import uvloop
 
 from puna import wire
 from puna.errors import LoadError, Overloaded, PunaError
-from puna.llm.load import WantedLoad
+from puna.llm.load import LoadRequirements
 from puna.llm.runner import Runner
 from puna.server.placing.loaded import Loaded, State
 from puna.server.placing.scheduler import Scheduler
@@ -31,11 +31,11 @@ class Model:
 
 
 A, B, C, D = (Model(name) for name in "abcd")
-DEFAULT = WantedLoad(wire.LoadOptions())
+DEFAULT = LoadRequirements(wire.LoadOptions())
 
 
-def n_ctx(number: int) -> WantedLoad:
-    return WantedLoad(wire.LoadOptions(n_ctx=number), frozenset({"n_ctx"}))
+def n_ctx(number: int) -> LoadRequirements:
+    return LoadRequirements(wire.LoadOptions(n_ctx=number), frozenset({"n_ctx"}))
 
 
 class StubRunner(Runner):
@@ -142,14 +142,14 @@ class World:
     def states(self) -> dict[str, State]:
         return {path.name: loaded.state for path, loaded in self.scheduler.models.items()}
 
-    async def touch(self, model: Model, wanted: WantedLoad = DEFAULT, keep_alive: float | None = None) -> None:
+    async def touch(self, model: Model, wanted: LoadRequirements = DEFAULT, keep_alive: float | None = None) -> None:
         async with self.scheduler.acquire(model, wanted, keep_alive):
             pass
         await settle()
 
     @asynccontextmanager
     async def user(
-        self, model: Model, wanted: WantedLoad = DEFAULT, keep_alive: float | None = None
+        self, model: Model, wanted: LoadRequirements = DEFAULT, keep_alive: float | None = None
     ) -> AsyncGenerator[User, None]:
         """Somebody who holds a model until told to leave."""
         user = User()
@@ -160,7 +160,7 @@ class World:
         finally:
             await user.leave()
 
-    async def _hold(self, user: User, model: Model, wanted: WantedLoad, keep_alive: float | None) -> None:
+    async def _hold(self, user: User, model: Model, wanted: LoadRequirements, keep_alive: float | None) -> None:
         async with self.scheduler.acquire(model, wanted, keep_alive) as loaded:
             user.loaded = loaded
             await user.may_leave.wait()
@@ -299,13 +299,13 @@ def test_a_runner_that_cannot_be_launched_fails_the_request() -> None:
         (n_ctx(4096), n_ctx(8192), 2),
         (n_ctx(8192), n_ctx(4096), 1),  # a larger context serves a smaller one
         (n_ctx(8192), DEFAULT, 1),
-        (WantedLoad(wire.LoadOptions(n_threads=2), frozenset({"n_threads"})), DEFAULT, 1),
-        (DEFAULT, WantedLoad(wire.LoadOptions(n_threads=2), frozenset({"n_threads"})), 2),
-        (DEFAULT, WantedLoad(wire.LoadOptions(kv_cache_type="q8_0")), 2),
-        (DEFAULT, WantedLoad(wire.LoadOptions(flash_attention=False)), 2),
+        (LoadRequirements(wire.LoadOptions(n_threads=2), frozenset({"n_threads"})), DEFAULT, 1),
+        (DEFAULT, LoadRequirements(wire.LoadOptions(n_threads=2), frozenset({"n_threads"})), 2),
+        (DEFAULT, LoadRequirements(wire.LoadOptions(kv_cache_type="q8_0")), 2),
+        (DEFAULT, LoadRequirements(wire.LoadOptions(flash_attention=False)), 2),
     ],
 )
-def test_reload_only_when_the_options_need_it(first: WantedLoad, second: WantedLoad, n_loads: int) -> None:
+def test_reload_only_when_the_options_need_it(first: LoadRequirements, second: LoadRequirements, n_loads: int) -> None:
     async def scenario(world: World) -> None:
         await world.touch(A, first)
         await world.touch(A, second)
@@ -590,7 +590,7 @@ def test_a_queue_of_zero_still_lets_a_model_take_the_place_of_an_idle_one() -> N
 
 def test_requests_beyond_what_a_runner_computes_count_as_waiting() -> None:
     async def scenario(world: World) -> None:
-        wanted = WantedLoad(wire.LoadOptions(n_parallel=2))
+        wanted = LoadRequirements(wire.LoadOptions(n_parallel=2))
         async with world.user(A, wanted), world.user(A, wanted), world.user(A, wanted) as waiting:
             assert waiting.loaded is not None
             with pytest.raises(Overloaded):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from puna.prompt.tools.forced import call_schema
+from tests.unit.server.apis.test_native import HI, last_completion, lines
+from tests.unit.server.apis.test_openai import events
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, last_completion, lines
-from tests.unit.server.test_openai import events
 
 TEMPLATE = (
     "{{ range .Tools }}<{{ .Function.Name }}>{{ end }}"

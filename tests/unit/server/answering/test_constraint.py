@@ -10,13 +10,13 @@ import pytest
 from puna.api.generate import GenerateRequest
 from puna.errors import BadRequest, PunaError
 from puna.prompt.thinking import Tags
-from puna.server.answering.constraint import with_thoughts
+from puna.server.answering.constraint import with_thinking
 from puna.server.checking.grammar import grammar_of
 from puna.store.recipe import Recipe
 from puna.wire import Grammar
+from tests.unit.server.apis.test_native import HI, last_completion, lines
+from tests.unit.server.apis.test_openai import events
 from tests.unit.server.live import Live
-from tests.unit.server.test_native import HI, last_completion, lines
-from tests.unit.server.test_openai import events
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 
@@ -53,12 +53,12 @@ def test_one_wish_at_a_time() -> None:
 
 def test_a_model_that_thinks_may_think_first() -> None:
     grammar, tags = Grammar(kind="json"), Tags("<think>", "</think>")
-    begun = with_thoughts(grammar, tags, "assistant\n<think>\n")
-    own = with_thoughts(grammar, tags, "assistant\n")
+    begun = with_thinking(grammar, tags, "assistant\n<think>\n")
+    own = with_thinking(grammar, tags, "assistant\n")
     assert begun == Grammar(kind="json", thinking_end="</think>")
     assert own == Grammar(kind="json", thinking_begin="<think>", thinking_end="</think>")
-    assert with_thoughts(grammar, None, "<think>") == grammar
-    assert with_thoughts(None, tags, "") is None
+    assert with_thinking(grammar, None, "<think>") == grammar
+    assert with_thinking(None, tags, "") is None
 
 
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])

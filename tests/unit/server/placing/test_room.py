@@ -11,11 +11,11 @@ import pytest
 from puna import wire
 from puna.api.options import Options
 from puna.errors import LoadError, OutOfMemory, Overloaded
-from puna.llm.load import WantedLoad, wanted_load
+from puna.llm.load import LoadRequirements, load_requirements
 from puna.server.placing.loaded import State
 from puna.settings import FOREVER, Settings
 from tests.unit.llm.fake_machine import gpu
-from tests.unit.server.test_scheduler import DEFAULT, A, B, C, D, World, n_ctx, play, settle
+from tests.unit.server.placing.test_scheduler import DEFAULT, A, B, C, D, World, n_ctx, play, settle
 
 GIB = 1 << 30
 DRIVER = 457 << 20
@@ -226,7 +226,7 @@ def test_another_placement_means_loading_again(n_gpus: int, first: dict[str, int
     async def scenario(world: World) -> None:
         world.machine.devices = [gpu(f"CUDA{i}", 8 * GIB) for i in range(n_gpus)]
         for placement in (first, second):
-            wish = WantedLoad(wire.LoadOptions(), num_gpu=placement.get("num_gpu"), main_gpu=placement.get("main_gpu"))
+            wish = LoadRequirements(wire.LoadOptions(), num_gpu=placement.get("num_gpu"), main_gpu=placement.get("main_gpu"))
             await world.touch(A, wish)
         assert len(world.loads) == n_loads
 
@@ -253,7 +253,7 @@ def test_layers_go_where_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("wanted", [DEFAULT, n_ctx(8192)])
-def test_gpus_that_do_not_tell_are_reckoned_by_what_was_promised(wanted: WantedLoad) -> None:
+def test_gpus_that_do_not_tell_are_reckoned_by_what_was_promised(wanted: LoadRequirements) -> None:
     async def scenario(world: World) -> None:
         world.machine.devices = [gpu("CUDA0", 10 * GIB + DRIVER, free=1)]  # as it was before the last model left
         world.machine.knows_gpus = False
@@ -323,7 +323,7 @@ def test_who_has_nothing_on_gpus_does_not_leave_for_want_of_them() -> None:
         world.machine.devices = [gpu("CUDA0", 10 * GIB + DRIVER)]
         world.needs = {"a": 4 * GIB, "b": 8 * GIB, "c": 8 * GIB}
         world.n_layers = 4
-        await world.touch(A, WantedLoad(wire.LoadOptions(), num_gpu=0), keep_alive=1)
+        await world.touch(A, LoadRequirements(wire.LoadOptions(), num_gpu=0), keep_alive=1)
         await world.touch(B, keep_alive=100)
         await world.touch(C)
         assert world.closed == ["b"]
@@ -361,9 +361,9 @@ def test_random_loads_never_take_more_than_there_is() -> None:
     play(scenario, max_loaded_models=4)
 
 
-def automatic(n_ctx_train: int | None = None, **options: Any) -> WantedLoad:
+def automatic(n_ctx_train: int | None = None, **options: Any) -> LoadRequirements:
     """What a request wants that says nothing of a context."""
-    return wanted_load(Options(**options), Settings(num_parallel=1, host_cache=0), n_ctx_train=n_ctx_train)
+    return load_requirements(Options(**options), Settings(num_parallel=1, host_cache=0), n_ctx_train=n_ctx_train)
 
 
 @pytest.mark.parametrize(
@@ -442,4 +442,4 @@ def test_who_asks_for_a_context_or_for_no_gpu_gets_what_was_asked_for(wanted: di
 
 
 def test_a_context_of_the_settings_is_not_automatic() -> None:
-    assert wanted_load(Options(), Settings(context_length=5000)).contexts(80 * GIB) == [5000]
+    assert load_requirements(Options(), Settings(context_length=5000)).contexts(80 * GIB) == [5000]
