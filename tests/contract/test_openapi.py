@@ -50,9 +50,9 @@ def test_every_route_is_described(live: Serving) -> None:
 
 def aimed(case: Any, model: str) -> Any:
     """Mostly at models that exist, and never at anything beyond this machine or at what other tests need."""
-    is_download = case.path == "/api/pull"
-    if isinstance(case.body, dict) and (is_download or isinstance(case.body.get("model"), str)):
-        case.body["model"] = "127.0.0.1:9/nobody/nothing" if is_download else model
+    is_transfer = case.path in ("/api/pull", "/api/push")
+    if isinstance(case.body, dict) and (is_transfer or isinstance(case.body.get("model"), str)):
+        case.body["model"] = "127.0.0.1:9/nobody/nothing" if is_transfer else model
         if case.path in ("/api/delete", "/api/create"):
             case.body["model"] = "scratch"
         case.body.pop("name", None)

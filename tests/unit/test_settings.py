@@ -15,6 +15,10 @@ from puna.settings import Settings, without_effect
 
 # All that Ollama documents or reads, in two of its states.
 SUPPORTED = [
+    "OLLAMA_MAX_TRANSFER_STREAMS",
+    "OLLAMA_CLOUD_BASE_URL",
+    "HF_ENDPOINT",
+    "HF_TOKEN",
     "OLLAMA_HOST",
     "OLLAMA_MODELS",
     "OLLAMA_KEEP_ALIVE",
@@ -56,10 +60,8 @@ UNSUPPORTED = [
     "LLAMA_ARG_FIT",
     "LLAMA_ARG_FIT_TARGET",
     "OLLAMA_LLM_LIBRARY",
-    "OLLAMA_MAX_TRANSFER_STREAMS",
     "OLLAMA_NO_CLOUD",
     "OLLAMA_REMOTES",
-    "OLLAMA_CLOUD_BASE_URL",
     "OLLAMA_DEBUG_LOG_REQUESTS",
     "OLLAMA_AUTH",
     "OLLAMA_API_KEY",
@@ -90,6 +92,24 @@ def test_the_help_lists_them_all() -> None:
     passed_on, _, unsupported = rest.partition("Ollama's, not supported:")
     for expected, text in ((SUPPORTED, own), (ELSEWHERE, passed_on), (UNSUPPORTED, unsupported)):
         assert set(expected) <= set(re.findall(r"[A-Z_]{4,}", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_usable"),
+    [
+        ("https://mirror.example/", True),
+        ("http://localhost:8080", True),
+        ("http://127.0.0.1:8080", True),
+        ("http://mirror.example", False),
+        ("mirror.example", False),
+        ("file:///etc/passwd", False),
+    ],
+)
+def test_addresses_that_get_credentials_are_protected(text: str, is_usable: bool, caplog: pytest.LogCaptureFixture) -> None:
+    found = settings.load({"HF_ENDPOINT": text, "OLLAMA_CLOUD_BASE_URL": text, "OLLAMA_MAX_TRANSFER_STREAMS": "0"})
+    assert (found.hub_endpoint == text.rstrip("/"), found.cloud_base_url == text.rstrip("/")) == (is_usable, is_usable)
+    assert found.max_transfer_streams == 4
+    assert ("HF_ENDPOINT" in caplog.text) is not is_usable
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)

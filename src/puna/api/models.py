@@ -40,6 +40,11 @@ class PullRequest(NamedRequest):
     stream: bool = True
 
 
+class PushRequest(NamedRequest):
+    insecure: bool = False
+    stream: bool = True
+
+
 class CopyRequest(Request):
     source: str = ""
     destination: str = ""

@@ -23,7 +23,7 @@ from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, Stor
 from puna.store.disk import config as configs
 from puna.store.disk import prune
 from puna.store.disk.blobs import Blobs, BlobWriter, parse_digest
-from puna.store.disk.claims import Claims, Lender, Work
+from puna.store.disk.claims import Claims, Keeper, Lender, Work
 from puna.store.disk.files import is_file
 from puna.store.disk.locks import LocksMissing, StoreLock
 from puna.store.disk.manifests import Manifest, Manifests, StoredManifest
@@ -103,7 +103,7 @@ class ModelFolder:
             name = self.find(text)
             if name is None:
                 raise NotFound(missing)
-            digests = self._digests(name)
+            digests = self.digests_of(name)
             self.manifests.remove(name)
             self.remove_unused(digests)
 
@@ -159,6 +159,10 @@ class ModelFolder:
         """The blobs, for a piece of work that brings some."""
         return Blobs(self.blobs.folder, work)
 
+    def blobs_kept_by(self, work: Work) -> Blobs:
+        """The blobs, for a piece of work that brings some which the next try shall find if this one fails."""
+        return Blobs(self.blobs.folder, Keeper(work))
+
     def upload(self, n_expected: int = 0) -> BlobWriter:
         """For the bytes of a blob that a client is about to make a model of, within a day.
 
@@ -179,16 +183,19 @@ class ModelFolder:
             log.info("%s is not kept for who asks for it: %s", digest, error)  # a store that can only be read
         return self.blobs.has(digest)
 
-    def write_manifest(self, name: Name, manifest: Manifest, work: Work, permit: Permit | None = None) -> StoredManifest:
+    def write_manifest(
+        self, name: Name, manifest: Manifest, work: Work, permit: Permit | None = None, *, content: bytes = b""
+    ) -> StoredManifest:
         """Make the model exist, under the name in the case it is stored with, and remove what it no longer uses.
 
+        *content* are the manifest's exact bytes, where others wrote it.
         Errors: NotFound when a blob has vanished since it was stored; what *permit* raises; DiskFull; StoreError.
         """
         with self._changing():
             for layer in manifest.blobs:
                 if not self.blobs.has(layer.digest):
                     raise NotFound(f'blob "{layer.digest}" not found: it was removed in the meantime, try again')
-            return self._write(self.manifests.find(name), manifest, work, permit)
+            return self._write(self.manifests.find(name), manifest, work, permit, content)
 
     def remove_unused(self, digests: Iterable[str], work: Work | None = None) -> tuple[str, ...]:
         """Remove those of the blobs that no model needs and no work but *work* relies on; returns them.
@@ -234,12 +241,15 @@ class ModelFolder:
                 stack.enter_context(self._lock.threads)
             yield
 
-    def _write(self, name: Name, manifest: Manifest, work: Work | None, permit: Permit | None) -> StoredManifest:
+    def _write(
+        self, name: Name, manifest: Manifest, work: Work | None, permit: Permit | None, content: bytes = b""
+    ) -> StoredManifest:
         if permit is not None:
             self.check_replaceable(name, permit)
-        old = self._digests(name)
-        with storing(self.root, len(manifest.encoded())):
-            self.manifests.write(name, manifest)
+        old = self.digests_of(name)
+        content = content or manifest.encoded()
+        with storing(self.root, len(content)):
+            self.manifests.write_bytes(name, content)
         if work is not None:
             work.settle(layer.digest for layer in manifest.blobs)
         self.remove_unused(old, work)
@@ -314,7 +324,8 @@ class ModelFolder:
         except (NotFound, FileFormatError):
             return configs.ModelConfig()
 
-    def _digests(self, name: Name) -> tuple[str, ...]:
+    def digests_of(self, name: Name) -> tuple[str, ...]:
+        """What the model of exactly this name consists of; nothing where there is none, or its manifest is damaged."""
         try:
             return tuple(layer.digest for layer in self.manifests.read(name).manifest.blobs)
         except (NotFound, FileFormatError):

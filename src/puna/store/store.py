@@ -10,6 +10,8 @@ from pathlib import Path
 from puna.errors import StoreError
 from puna.store.creating.create import create
 from puna.store.disk.blobs import short
+from puna.store.disk.claims import Work
+from puna.store.disk.manifests import decode
 from puna.store.disk.space import storing
 from puna.store.folder import ModelFolder
 from puna.store.models.model import StoredModel
@@ -17,21 +19,24 @@ from puna.store.names import Name
 from puna.store.progress import Progress, Report, silent
 from puna.store.recipe import Recipe
 from puna.store.sources import file
+from puna.store.sources.elsewhere import Elsewhere
 from puna.store.sources.reference import is_reference, source_of
-from puna.store.sources.source import Ingredients, Source
+from puna.store.sources.registry.push import push
+from puna.store.sources.source import Finished, Ingredients, Source
 from puna.store.transfers import Transfers
 
 
 class Store(ModelFolder):
     """Models below one folder, usually ``~/.ollama/models``; the folder appears when something is written."""
 
-    def __init__(self, root: Path, *, keep_unused: bool = False) -> None:
+    def __init__(self, root: Path, *, keep_unused: bool = False, elsewhere: Elsewhere | None = None) -> None:
         super().__init__(root, keep_unused=keep_unused)
+        self._elsewhere = elsewhere or Elsewhere()
         self.transfers = Transfers()  # pulls and creations that clients follow
 
     def find(self, text: str) -> Name | None:
         """As the folder's; a source's reference (``pypi:PACKAGE``) finds the model that was pulled from there."""
-        return self._pulled_from(source_of(text)) if is_reference(text) else super().find(text)
+        return self._pulled_from(self.source_of(text)) if is_reference(text) else super().find(text)
 
     def from_file(self, path: str | Path) -> StoredModel:
         """A GGUF file outside the store as a model named by its path; nothing is copied.
@@ -51,31 +56,56 @@ class Store(ModelFolder):
         self.take_back([*(recipe.files or {}).values(), *recipe.adapters.values()])
         return model
 
-    def pull(self, reference: str, report: Report = silent, *, name: str = "") -> StoredModel:
-        """Fetch a model from its source, and store it under *name* if that is given.
+    def pull(self, reference: str, report: Report = silent, *, name: str = "", insecure: bool = False) -> StoredModel:
+        """Fetch a model from its source, and store it under *name* if that is given; *insecure* allows plain HTTP.
 
         Errors: InvalidName; SourceError; BadRequest when the name belongs to a model from elsewhere; DiskFull; StoreError.
         """
         wanted = Name.parse(name) if name else None
-        source = source_of(reference)
+        source = self.source_of(reference, insecure=insecure)
         report(Progress("pulling manifest"))
         with storing(self.root):
             known = source.known(self, wanted)
-            if known is None:
-                with self.work() as work:
-                    found = source.fetch(self, work, report, wanted)
-                    if isinstance(found, Ingredients):
-                        report(Progress("writing manifest"))
-                        model = create(self, work, found.name, found.recipe, silent, found.permit)
-                        report(Progress("success"))
-                        return model
-                    known = found
-            return self._at_hand(source, known, wanted, report)
+            if known is not None:
+                return self._at_hand(source, known, wanted, report)
+            with self.work() as work:
+                fetched = source.fetch(self, work, report, wanted)
+                if isinstance(fetched, StoredModel):
+                    return self._at_hand(source, fetched, wanted, report)
+                model = self._made(work, fetched, report)
+        report(Progress("success"))
+        return model
+
+    def source_of(self, reference: str, *, insecure: bool = False) -> Source:
+        """Where a model comes from.
+
+        Errors: InvalidName.
+        """
+        return source_of(reference, self._elsewhere, insecure=insecure)
+
+    def push(self, text: str, report: Report = silent, *, insecure: bool = False) -> None:
+        """Send a model to the registry of its name.
+
+        Errors: NotFound; InvalidName; BadRequest; SourceError; FileFormatError; StoreError.
+        """
+        push(self, text, self._elsewhere, report, insecure=insecure)
 
     def close(self) -> None:
         """Cancel what is being pulled or created, and keep uploads no longer than others do."""
         self.transfers.close()
         super().close()
+
+    def _made(self, work: Work, fetched: Ingredients | Finished, report: Report) -> StoredModel:
+        """The model of what was fetched."""
+        report(Progress("writing manifest"))
+        if isinstance(fetched, Ingredients):
+            return create(self, work, fetched.name, fetched.recipe, silent, fetched.permit)
+        before = self.digests_of(self.manifests.find(fetched.name))
+        manifest = decode(fetched.manifest)
+        model = self.opened(self.write_manifest(fetched.name, manifest, work, fetched.permit, content=fetched.manifest))
+        if any(not self.blobs.has(digest) for digest in before):
+            report(Progress("removing unused layers"))
+        return model
 
     def _at_hand(self, source: Source, model: StoredModel, wanted: Name | None, report: Report) -> StoredModel:
         """A model that is here already, under the name that was wanted."""

@@ -169,7 +169,7 @@ def test_info_overrides(store: Store, base: str) -> None:
         ({"base": "base", "info": {"context_length": "x"}}, BadRequest, 'info field "context_length" must be a number'),
         ({"base": "base", "info": {"context_length": -1}}, BadRequest, "must be a non-negative integer"),
         ({"base": "../x"}, InvalidName, "invalid model name"),
-        ({"base": "nowhere"}, SourceError, "pull model manifest: file does not exist"),
+        ({"base": "nowhere"}, SourceError, "pull model manifest: registry.ollama.ai cannot be reached"),
     ],
 )
 def test_refusals(store: Store, base: str, fields: dict[str, Any], error: type[PunaError], message: str) -> None:

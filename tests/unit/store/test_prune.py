@@ -7,14 +7,15 @@ from pathlib import Path
 from puna.store.store import Store
 
 LONG_AGO = time.time() - 7200
+DAYS_AGO = time.time() - 48 * 3600
 UNUSED = "sha256-" + "1" * 64
 
 
-def put(path: Path, *, is_old: bool) -> Path:
+def put(path: Path, *, is_old: bool, when: float = LONG_AGO) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
     if is_old:
-        os.utime(path, (LONG_AGO, LONG_AGO))
+        os.utime(path, (when, when))
     return path
 
 
@@ -23,7 +24,7 @@ def test_what_is_old_and_unused_goes(store: Store, base: str) -> None:
     for name in used:
         os.utime(store.blobs.folder / name, (LONG_AGO, LONG_AGO))
     folder = store.blobs.folder
-    old = [put(folder / name, is_old=True) for name in (UNUSED, UNUSED + "-partial", UNUSED + "-partial-3", "sha256-123abc")]
+    old = [put(folder / name, is_old=True) for name in (UNUSED, "sha256-123abc")]
     young = put(folder / ("sha256-" + "2" * 64), is_old=False)
     foreign = put(folder / "README", is_old=True)
     stale = put(store.root / "tmp" / "pull-1" / "x.whl", is_old=True)
@@ -36,6 +37,22 @@ def test_what_is_old_and_unused_goes(store: Store, base: str) -> None:
     assert used <= set(os.listdir(folder))
     assert not (store.root / "manifests" / "host").exists()
     assert store.get(base)
+
+
+def test_what_was_fetched_waits_a_day_for_the_next_try(store: Store, base: str) -> None:
+    """All parts of it together: one that was finished long ago belongs to one that is being written."""
+    names = [f"sha256-{digit * 64}-partial{part}" for digit in "34" for part in ("", "-0", "-1")]
+    paths = [put(store.blobs.folder / name, is_old=True, when=DAYS_AGO) for name in names]
+    os.utime(paths[1], (LONG_AGO, LONG_AGO))
+    store.prune()
+    assert [path.exists() for path in paths] == [True] * 3 + [False] * 3
+    with store.work() as work:
+        os.utime(paths[1], (DAYS_AGO, DAYS_AGO))
+        work.claim(["sha256:" + "3" * 64])
+        store.prune()
+        assert all(path.exists() for path in paths[:3])
+    store.prune()
+    assert not any(path.exists() for path in paths)
 
 
 def test_a_damaged_manifest_stops_it(store: Store, base: str) -> None:

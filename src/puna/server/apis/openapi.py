@@ -116,6 +116,9 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         "Make a model from another or from files", models.CreateRequest, ("model",), {"type": "object"}, stream=NDJSON
     ),
     ("POST", "/api/pull"): Operation("Download a model", models.PullRequest, ("model",), {"type": "object"}, stream=NDJSON),
+    ("POST", "/api/push"): Operation(
+        "Send a model to its registry", models.PushRequest, ("model",), {"type": "object"}, stream=NDJSON
+    ),
     ("POST", "/api/copy"): Operation("Give a model another name", models.CopyRequest, ("source", "destination")),
     ("DELETE", "/api/delete"): Operation("Delete a model", models.DeleteRequest, ("model",)),
     ("HEAD", "/api/blobs/{digest}"): Operation("Is a blob there?"),

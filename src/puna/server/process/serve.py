@@ -25,6 +25,7 @@ from puna.server.process.connections import Connections, allow_many_files, limit
 from puna.server.process.log import log_to_stderr
 from puna.server.process.protocol import protocol_for
 from puna.settings import Settings, without_effect
+from puna.store.sources.elsewhere import Elsewhere
 from puna.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ async def serve_on(listener: socket.socket, settings: Settings, launcher: Launch
 
 
 def _make(settings: Settings, listener: socket.socket, launcher: Launcher, launch: Launch) -> uvicorn.Server:
-    store = Store(settings.models, keep_unused=settings.no_prune)
+    store = Store(settings.models, keep_unused=settings.no_prune, elsewhere=Elsewhere.of(settings))
     app = create_app(settings, store, Scheduler(settings, launch, launcher.machine or Machine()), launcher)
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)

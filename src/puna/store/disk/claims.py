@@ -164,6 +164,21 @@ class Lender:
         return not is_there()
 
 
+class Keeper:
+    """Claims the blobs that come through it, but leaves them where they are when the work ends without a model: the next try
+    at it begins with them, and a start of the server removes them when none comes.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.id = work.id
+        self._work = work
+
+    def bring(self, digest: str, is_there: Callable[[], bool]) -> bool:
+        """As Work.bring, but the blob is nobody's."""
+        self._work.claim([digest])
+        return not is_there()
+
+
 @dataclass
 class Standing:
     """All work of a store at one moment: the claims of each by its id."""

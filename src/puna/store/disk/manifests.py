@@ -144,17 +144,30 @@ class Manifests:
         Errors: NotFound; StoreError when there is one that cannot be read, FileFormatError when it makes no sense, both
         naming the model.
         """
+        content, modified_at = self._content(name)
+        try:
+            manifest = decode(content)
+        except FileFormatError as error:
+            raise FileFormatError(f"the manifest of {name.display} is damaged: {error}") from error
+        return StoredManifest(name, manifest, hashlib.sha256(content).hexdigest(), modified_at)
+
+    def content(self, name: Name) -> bytes:
+        """The exact bytes of the manifest of exactly this name.
+
+        Errors: as read, but nothing is made of what is in it.
+        """
+        return self._content(name)[0]
+
+    def _content(self, name: Name) -> tuple[bytes, float]:
         path = self.path(name)
         try:
-            content, modified_at = read_with_time(path, MAX_MANIFEST_BYTES)
-            manifest = decode(content)
+            return read_with_time(path, MAX_MANIFEST_BYTES)
         except OSError as error:
             if is_absent(path, error):  # also a name that is too long for the file system
                 raise NotFound(f"model '{name.display}' not found") from error
             raise StoreError(f"the manifest of {name.display} cannot be read: {error.strerror}") from error
         except FileFormatError as error:
             raise FileFormatError(f"the manifest of {name.display} is damaged: {error}") from error
-        return StoredManifest(name, manifest, hashlib.sha256(content).hexdigest(), modified_at)
 
     def write(self, name: Name, manifest: Manifest) -> None:
         """Errors: InvalidName when the file system cannot hold the name."""

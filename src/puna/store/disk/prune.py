@@ -24,11 +24,13 @@ from puna.store.disk.files import names_in
 log = logging.getLogger(__name__)
 
 GRACE_S = 3600.0
+FETCHED_S = 24 * 3600.0  # how long what was fetched of a blob waits for the next try
 TEMPORARY = "tmp"  # below the root: where sources put files on their way into the store
 
 _LEGACY = re.compile(r"sha256:[0-9a-f]{64}")
 _WHOLE = re.compile(r"sha256-[0-9a-f]{64}")
-_UNFINISHED = re.compile(r"sha256-([0-9a-f]{64}-partial(-[0-9]+)?|[0-9a-zA-Z]{1,40})")
+_UNFINISHED = re.compile(r"sha256-[0-9a-zA-Z]{1,40}")
+_PARTIAL = re.compile(r"(sha256-[0-9a-f]{64})-partial(-[0-9]+)?")
 # whose an unfinished file or a temporary folder is
 _OWN = re.compile(r"(?:sha256-|[a-z]+-)(?P<key>[0-9a-f]{16})(?:[0-9a-f]{16}|-.*)")
 
@@ -55,6 +57,7 @@ def remove_stale(root: Path, needs: Needs) -> None:
     latest = time.time() - GRACE_S
     kept = {digest.replace(":", "-") for digest in needs.kept}
     abandoned = {digest.replace(":", "-") for digest in needs.abandoned}
+    _remove_partials(_files(root / "blobs"), kept)
     for path in _files(root / "blobs"):
         is_ours = _WHOLE.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name)
         if is_ours and path.name not in kept and (path.name in abandoned or _is_over(path, needs, latest)):
@@ -66,6 +69,19 @@ def remove_stale(root: Path, needs: Needs) -> None:
     with suppress(OSError):  # it is not there, or not empty
         (root / TEMPORARY).rmdir()
     _remove_empty(root / "manifests")
+
+
+def _remove_partials(paths: Collection[Path], kept: Collection[str]) -> None:
+    """Blobs that were on their way: as long as one part of one is young, or somebody wants the blob, all of it stays."""
+    latest = time.time() - FETCHED_S
+    groups: dict[str, list[Path]] = {}
+    for path in paths:
+        if match := _PARTIAL.fullmatch(path.name):
+            groups.setdefault(match[1], []).append(path)
+    for name, files in groups.items():
+        if name not in kept and all(_is_older(path, latest) for path in files):
+            for path in files:
+                _attempt(path, path.unlink)
 
 
 def _is_over(path: Path, needs: Needs, latest: float) -> bool:

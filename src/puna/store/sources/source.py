@@ -26,6 +26,19 @@ class Ingredients:
     permit: Permit
 
 
+@dataclass(frozen=True)
+class Finished:
+    """What was fetched is a model as it is: all blobs of its manifest are in the folder, claimed by the work."""
+
+    name: Name
+    manifest: bytes  # its exact bytes, so that it is the same model here as there
+    permit: Permit
+
+
+Fetched = Ingredients | Finished | StoredModel
+"""A model that was here already is the third case."""
+
+
 class Source(Protocol):
     """One model at one place outside the folder."""
 
@@ -49,7 +62,7 @@ class Source(Protocol):
         """
         ...
 
-    def fetch(self, folder: ModelFolder, work: Work, report: Report, wanted: Name | None) -> Ingredients | StoredModel:
+    def fetch(self, folder: ModelFolder, work: Work, report: Report, wanted: Name | None) -> Fetched:
         """Fetch what the model is made of, or see that it is here already.
 
         Errors: SourceError; FileFormatError when what came is no sound model; DiskFull; StoreError.

@@ -23,6 +23,7 @@ from puna.api.models import (
     ListedModel,
     ModelDetails,
     PullRequest,
+    PushRequest,
     ShowRequest,
     TagsResponse,
     local_time,
@@ -43,7 +44,6 @@ from puna.store.names import Name
 from puna.store.progress import Progress, Report
 from puna.store.recipe import Recipe
 from puna.store.sources import file
-from puna.store.sources.reference import source_of
 from puna.store.store import Store
 
 UPLOAD_CHUNK_BYTES = 1 << 20
@@ -133,13 +133,27 @@ async def pull_model(request: Request) -> Response:
     """POST /api/pull. Clients that pull the same thing share one download."""
     body = await read_json(request, PullRequest)
     store = Pipeline.of(request).store
-    key = source_of(body.reference).key
+    key = store.source_of(body.reference, insecure=body.insecure).key
     name = Name.parse(body.name_for_it).key if body.name_for_it else ()
 
     def work(report: Report) -> object:
-        return store.pull(body.reference, report, name=body.name_for_it)
+        return store.pull(body.reference, report, name=body.name_for_it, insecure=body.insecure)
 
     return await _followed(store, ("pull", key, name), work, stream=body.stream)
+
+
+async def push_model(request: Request) -> Response:
+    """POST /api/push."""
+    body = await read_json(request, PushRequest)
+    store = Pipeline.of(request).store
+    if not body.reference:
+        raise BadRequest("model is required")
+    name = Name.parse(body.reference)
+
+    def work(report: Report) -> None:
+        store.push(body.reference, report, insecure=body.insecure)
+
+    return await _followed(store, ("push", name.key, body.insecure), work, stream=body.stream)
 
 
 async def create_model(request: Request) -> Response:
@@ -249,6 +263,7 @@ routes: list[Route] = [
     Route("/api/show", show_model, methods=["POST"]),
     Route("/api/create", create_model, methods=["POST"]),
     Route("/api/pull", pull_model, methods=["POST"]),
+    Route("/api/push", push_model, methods=["POST"]),
     Route("/api/blobs/{digest}", check_blob, methods=["HEAD"]),
     Route("/api/blobs/{digest}", upload_blob, methods=["POST"]),
     Route("/api/copy", copy_model, methods=["POST"]),
