@@ -42,6 +42,10 @@ SHORT = {
     "puna_experts_new": "p illl",
     "puna_experts_free": "v p",
     "puna_ordered_bytes": "l pl",
+    "puna_linear_new": "p ppilif",
+    "puna_linear_free": "v p",
+    "puna_normaliser_new": "p if",
+    "puna_normaliser_free": "v p",
 }
 
 LONG = {
@@ -49,12 +53,14 @@ LONG = {
     "puna_unpack": "v ipllp",
     "puna_round": "v ipllp",
     "puna_multiply": "v ppplp",
+    "puna_normalise": "v ppfpl",
+    "puna_gate": "v ipppl",
     "puna_exercise": "l l",
     "puna_read": "L pl",
 }
 
 NODES = (
-    *("puna_round_node", "puna_product_node", "puna_column_product_node", "puna_rows_node"),
+    *("puna_round_node", "puna_normalise_node", "puna_linear_node", "puna_column_linear_node", "puna_rows_node"),
     *("puna_order_node", "puna_experts_node", "puna_token_experts_node"),
 )
 
