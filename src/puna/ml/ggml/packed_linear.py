@@ -6,7 +6,6 @@ What is added to a product is done by a node that takes the product's place, in 
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -102,12 +101,7 @@ class Linears:
         types, n_in = [weight.tensor_type for weight in weights], weights[0].shape[0]
         key = (*types, *ask.rows, n_in, ask.gate, eps)
         if key not in self._natives:
-            n = len(types)
-            of_types, of_rows = (ctypes.c_int32 * n)(*types), (ctypes.c_int64 * n)(*ask.rows)
-            gate = _GATES[ask.gate]
-            self._natives[key] = self._kernels.puna_linear_new(
-                ctypes.addressof(of_types), ctypes.addressof(of_rows), n, n_in, gate, eps
-            )
+            self._natives[key] = self._kernels.linear(types, ask.rows, n_in, _GATES[ask.gate], eps)
         return self._natives[key]
 
     def free(self) -> None:

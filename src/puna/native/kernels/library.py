@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -80,6 +81,12 @@ class Kernels(Functions):
         if self.puna_kernels_version() != VERSION or self._layout() != _expected_layout():
             raise NativeLibraryError(f"the matrix products in {path} are of another version; compile them again: make")
         self.instructions = self._select(os.environ.get(FORCED, ""))
+
+    def linear(self, types: Sequence[int], n_rows: Sequence[int], n_in: int, gate: int = 0, eps: float = -1.0) -> int:
+        """What the nodes of several products of one input are told, to be freed; a negative eps: no norm before them."""
+        n = len(types)
+        of_types, of_rows = (ctypes.c_int32 * n)(*types), (ctypes.c_int64 * n)(*n_rows)
+        return int(self.puna_linear_new(ctypes.addressof(of_types), ctypes.addressof(of_rows), n, n_in, gate, eps))
 
     def _layout(self) -> list[int]:
         found = (ctypes.c_int64 * 6)()
