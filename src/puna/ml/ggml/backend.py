@@ -72,6 +72,9 @@ class GGMLBackend:
 
             self._packer = packer = Packer(kernels, allows) if kernels and all(d.is_cpu for d in assignment) else None
 
+            if packer:
+                stack.callback(packer.free)
+
             def place(opened: GGUFFile) -> Weights:
                 return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows, packer=packer)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from puna.gguf.reader import TensorInfo
 from puna.ml.backend import Use
 from puna.ml.ggml.devices import BufferType, cpu
+from puna.ml.ggml.packed_linear import MOST_MATRICES, Ask, Linears, PackedProduct, normalised
 from puna.ml.ggml.tensor import GGMLTensor
-from puna.ml.tensor import DType
+from puna.ml.tensor import DType, Gate
 from puna.native import structs
 from puna.native.ggml import N_TASKS_MAX, TYPE_F32, TYPE_I8, ggml
 from puna.native.kernels.library import PLACE, Kernels
@@ -27,6 +29,7 @@ class Packer:
         self._allows = allows
         self.buffer_type = BufferType(cpu().plain.address, PLACE, is_host=True)
         self.roundings = Roundings(kernels)
+        self.linears = Linears(kernels, self.roundings.node)
         self.n_matrices = 0
 
     def takes(self, info: TensorInfo, use: Use, *, is_tied: bool) -> bool:
@@ -51,7 +54,7 @@ class Packer:
     @property
     def max_nodes(self) -> int:
         """How many nodes this can add to a graph that uses every weight once."""
-        return 2 * self.n_matrices
+        return 4 * self.n_matrices  # an input rounded, a product, and the products that take its place with what is added
 
     def pack(self, source: int, parts: Sequence[TensorInfo], target: int) -> None:
         """Rows of the file that begins at *source* into the tensor *target*, those of all parts one after another.
@@ -71,8 +74,15 @@ class Packer:
 
     def matrix(self, address: int, info: TensorInfo) -> PackedMatrix | PackedExperts:
         self.n_matrices += 1
-        kind = PackedExperts if len(info.shape) > 2 else PackedMatrix
-        return kind(address, info, self._kernels, self.roundings)
+        return PackedExperts(address, info, self._kernels, self.roundings) if len(info.shape) > 2 else self._matrix(address, info)
+
+    def _matrix(self, address: int, info: TensorInfo) -> PackedMatrix:
+        return PackedMatrix(address, info, self._kernels, self.linears)
+
+    def free(self) -> None:
+        """When no graph will be computed any more."""
+        self.roundings.free()
+        self.linears.free()
 
 
 class Roundings:
@@ -81,6 +91,7 @@ class Roundings:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._of: dict[int, dict[tuple[int, ...], int]] = {}  # by graph; by tensor and kind, or what they are ordered by
+        self._normalisers: dict[tuple[int, float], int] = {}
 
     def begin(self, graph: int) -> None:
         """A new graph: those at the same address before it are gone."""
@@ -90,9 +101,25 @@ class Roundings:
         known = self._of.setdefault(x.graph, {})
         key = (x.address, kind)
         if key not in known:
-            n_bytes = self._kernels.puna_rounded_bytes(kind, x.shape[0], math.prod(x.shape[1:]))
-            known[key] = self._new("puna_round_node", x.graph, [x.address], n_bytes, kind)
+            n_bytes, norm = self._kernels.puna_rounded_bytes(kind, x.shape[0], math.prod(x.shape[1:])), normalised(x)
+            if norm:
+                operands = [norm.source.address, norm.weight.address]
+                native = self._normaliser(kind, norm.eps)
+                known[key] = self._new("puna_normalise_node", x.graph, operands, n_bytes, native)
+            else:
+                known[key] = self._new("puna_round_node", x.graph, [x.address], n_bytes, kind)
         return known[key]
+
+    def _normaliser(self, kind: int, eps: float) -> int:
+        if (kind, eps) not in self._normalisers:
+            self._normalisers[kind, eps] = self._kernels.puna_normaliser_new(kind, eps)
+        return self._normalisers[kind, eps]
+
+    def free(self) -> None:
+        """When no graph with such a node will be computed any more."""
+        for native in self._normalisers.values():
+            self._kernels.puna_normaliser_free(native)
+        self._normalisers.clear()
 
     def ordered(self, x: GGMLTensor, experts: GGMLTensor, matrices: PackedExperts) -> int:
         """Brought together by expert as well; experts I32 [n_used, n]."""
@@ -110,41 +137,55 @@ class Roundings:
 
 
 class PackedMatrix(GGMLTensor):
-    """As receiver of mul_mat and rows, and of nothing else."""
+    """As a weight to multiply with, and as a table of rows."""
 
-    __slots__ = ("_kernels", "_matrix", "_rounding", "_roundings", "_shape")
+    __slots__ = ("_kernels", "_linears", "_matrix", "_shape", "rounding", "tensor_type")
 
-    def __init__(self, address: int, info: TensorInfo, kernels: Kernels, roundings: Roundings) -> None:
+    def __init__(self, address: int, info: TensorInfo, kernels: Kernels, linears: Linears) -> None:
         super().__init__(address)
         n_in, n_rows = info.shape
         self._shape = (n_in, n_rows, 1, 1)
         self._kernels = kernels
-        self._roundings = roundings
-        self._rounding = int(kernels.puna_rounding(int(info.type)))
-        self._matrix = int(kernels.puna_matrix_new(int(info.type), n_in, n_rows))
+        self._linears = linears
+        self.tensor_type = int(info.type)
+        self.rounding = int(kernels.puna_rounding(self.tensor_type))
+        self._matrix = int(kernels.puna_matrix_new(self.tensor_type, n_in, n_rows))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self._shape
 
     def mul_mat(self, x: GGMLTensor) -> GGMLTensor:
-        x = _columns_of_floats(x)
-        if x.shape[1:] == (1, 1, 1):
-            return self._node("puna_column_product_node", x.graph, x.address, (self._shape[1], 1, 1, 1))
-        rounded = self._roundings.node(x, self._rounding)
-        return self._node("puna_product_node", x.graph, rounded, (self._shape[1], *x.shape[1:]))
+        return PackedProduct(self._linears, Ask(_columns_of_floats(x), [self]))
+
+    def multiply(self, x: GGMLTensor, weights: Sequence[GGMLTensor], *, is_precise: bool = False) -> list[GGMLTensor]:
+        packed = [weight for weight in weights if isinstance(weight, PackedMatrix)]
+        if not 1 < len(packed) == len(weights) <= MOST_MATRICES:
+            return super().multiply(x, weights, is_precise=is_precise)
+        ask = Ask(_columns_of_floats(x), packed)
+        whole = GGMLTensor(self._linears.node(ask), x.graph)
+        lengths, strides, begin = whole.shape[1:], whole.strides[1:], 0
+        parts: list[GGMLTensor] = []
+        for n_rows in ask.rows:
+            parts.append(whole.view((n_rows, *lengths), strides, 4 * begin))
+            begin += n_rows
+        return parts
+
+    def multiply_gated(self, x: GGMLTensor, weights: Sequence[GGMLTensor], gate: Gate) -> GGMLTensor:
+        packed = [weight for weight in weights if isinstance(weight, PackedMatrix)]
+        ask = Ask(x, packed, gate)
+        if len(packed) < len(weights) or not ask.can_be_gated:
+            return super().multiply_gated(x, weights, gate)
+        return PackedProduct(self._linears, replace(ask, x=_columns_of_floats(x)))
 
     def rows(self, indices: GGMLTensor) -> GGMLTensor:
         n, *others = indices.shape
         if others != [1, 1, 1]:
             raise ValueError(f"rows of a packed matrix, named by {list(indices.shape)} indices")
-        return self._node("puna_rows_node", indices.graph, indices.address, (self._shape[0], n, 1, 1))
-
-    def _node(self, function: str, graph: int, operand: int, shape: tuple[int, ...]) -> GGMLTensor:
-        operands = structs.pointers([operand, self.address])
-        address = self._kernels.nodes[function]
-        node = ggml().ggml_custom_4d(graph, TYPE_F32, *shape, operands, 2, address, N_TASKS_MAX, self._matrix)
-        return GGMLTensor(node, graph)
+        operands, address = structs.pointers([indices.address, self.address]), self._kernels.nodes["puna_rows_node"]
+        shape = (self._shape[0], n, 1, 1)
+        node = ggml().ggml_custom_4d(indices.graph, TYPE_F32, *shape, operands, 2, address, N_TASKS_MAX, self._matrix)
+        return GGMLTensor(node, indices.graph)
 
     def free(self) -> None:
         """When no graph that multiplies it will be computed any more."""

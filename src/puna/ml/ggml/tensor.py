@@ -90,7 +90,7 @@ class GGMLTensor:
 
     def rms_norm(self, eps: float, weight: GGMLTensor | None = None) -> GGMLTensor:
         normalised = GGMLTensor(ggml().ggml_rms_norm(self.graph, self.address, eps), self.graph)
-        return normalised if weight is None else normalised * weight
+        return normalised if weight is None else Normalised((normalised * weight).address, self, weight, eps)
 
     def norm(self, eps: float) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_norm(self.graph, self.address, eps), self.graph)
@@ -268,3 +268,15 @@ class GGMLTensor:
 
     def concat(self, other: GGMLTensor, axis: int) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_concat(self.graph, self.address, other.address, axis), self.graph)
+
+
+class Normalised(GGMLTensor):
+    """A vector over its root mean square, times a weight; what multiplies it may do that on the way."""
+
+    __slots__ = ("eps", "source", "weight")
+
+    def __init__(self, address: int, source: GGMLTensor, weight: GGMLTensor, eps: float) -> None:
+        super().__init__(address, source.graph)
+        self.source = source
+        self.weight = weight
+        self.eps = eps

@@ -130,6 +130,8 @@ class Weights:
         if not 0 <= layer < self._n_layers:
             return None
         device = self._device_of(layer)
+        if self._packer and device.is_cpu and all(self._packer.takes(part, Use.MATRIX, is_tied=False) for part in parts):
+            return None  # they are multiplied together wherever they lie
         whole = replace(first, shape=(first.shape[0], sum(p.shape[1] for p in parts)))
         buffer_type = self._best(device, whole, Use.MATRIX)
         stays_mapped = self._use_mmap and buffer_type is device.plain and buffer_type.is_host

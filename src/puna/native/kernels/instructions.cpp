@@ -9,6 +9,7 @@
 #include "lanes_portable.h"
 #include "rounding_portable.h"
 #endif
+#include "between.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -71,6 +72,6 @@ constexpr auto exercise_all = exercise<Lanes>;
 }  // namespace
 
 extern const Instructions PUNA_JOINED(PUNA_INSTRUCTIONS, _instructions) = {
-    PUNA_TEXT(PUNA_INSTRUCTIONS), available, round_some, multiply_some, exercise_all};
+    PUNA_TEXT(PUNA_INSTRUCTIONS), available, round_some, multiply_some, add_values, gate_values, normalise, exercise_all};
 
 }  // namespace puna

@@ -17,12 +17,20 @@ struct Work {
   const int32_t* columns = nullptr;
 };
 
+// What a gate's values become before they are multiplied with the others.
+enum Gate : int { gate_none = 0, gate_silu = 1, gate_gelu = 2 };
+
 struct Instructions {
   const char* name;
   bool (*available)();
   // Token t's values [begin, end), multiples of 256 or 32, at x.
   void (*round)(Rounding, const float* x, const Activations&, int64_t t, int64_t begin, int64_t end);
   void (*multiply)(const Format&, const Activations&, const Work&);
+  // Of n values of each of so many tokens, which lie strides apart: x added to y, and gate(g) * up.
+  void (*add)(const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t n, int64_t n_tokens);
+  void (*gate)(Gate, const float* g, const float* up, int64_t stride, float* y, int64_t y_stride, int64_t n, int64_t n_tokens);
+  // N values over their root mean square, times weight.
+  void (*normalise)(const float* x, const float* weight, float eps, float* y, int64_t n);
   // Multiply-adds of bytes from registers alone, so many times over; how many that were.
   int64_t (*exercise)(int64_t times);
 };

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -42,6 +43,10 @@ SHORT = {
     "puna_experts_new": "p illl",
     "puna_experts_free": "v p",
     "puna_ordered_bytes": "l pl",
+    "puna_linear_new": "p ppilif",
+    "puna_linear_free": "v p",
+    "puna_normaliser_new": "p if",
+    "puna_normaliser_free": "v p",
 }
 
 LONG = {
@@ -49,12 +54,14 @@ LONG = {
     "puna_unpack": "v ipllp",
     "puna_round": "v ipllp",
     "puna_multiply": "v ppplp",
+    "puna_normalise": "v ppfpl",
+    "puna_gate": "v ipppl",
     "puna_exercise": "l l",
     "puna_read": "L pl",
 }
 
 NODES = (
-    *("puna_round_node", "puna_product_node", "puna_column_product_node", "puna_rows_node"),
+    *("puna_round_node", "puna_normalise_node", "puna_linear_node", "puna_column_linear_node", "puna_rows_node"),
     *("puna_order_node", "puna_experts_node", "puna_token_experts_node"),
 )
 
@@ -74,6 +81,12 @@ class Kernels(Functions):
         if self.puna_kernels_version() != VERSION or self._layout() != _expected_layout():
             raise NativeLibraryError(f"the matrix products in {path} are of another version; compile them again: make")
         self.instructions = self._select(os.environ.get(FORCED, ""))
+
+    def linear(self, types: Sequence[int], n_rows: Sequence[int], n_in: int, gate: int = 0, eps: float = -1.0) -> int:
+        """What the nodes of several products of one input are told, to be freed; a negative eps: no norm before them."""
+        n = len(types)
+        of_types, of_rows = (ctypes.c_int32 * n)(*types), (ctypes.c_int64 * n)(*n_rows)
+        return int(self.puna_linear_new(ctypes.addressof(of_types), ctypes.addressof(of_rows), n, n_in, gate, eps))
 
     def _layout(self) -> list[int]:
         found = (ctypes.c_int64 * 6)()

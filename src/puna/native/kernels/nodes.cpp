@@ -111,25 +111,6 @@ PUNA_EXPORT void puna_round_node(void* node, int thread, int n_threads, void* ro
   }
 }
 
-// Node: F32 [n_rows, n...] from rounded activations and packed weights; user data is the Matrix.
-PUNA_EXPORT void puna_product_node(void* node, int, int n_threads, void* matrix) {
-  const Tensor* to = static_cast<Tensor*>(node);
-  Matrix& m = *static_cast<Matrix*>(matrix);
-  const Activations a(m.format->rounding, m.n_in, n_columns(to), to->src[0]->data);
-  multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), n_threads);
-}
-
-// Node: the same from one column x F32 [n_in] that every thread rounds for itself: sooner done than waiting for each other
-// between two nodes.
-PUNA_EXPORT void puna_column_product_node(void* node, int, int n_threads, void* matrix) {
-  const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0];
-  Matrix& m = *static_cast<Matrix*>(matrix);
-  const Rounding how = m.format->rounding;
-  const Activations a(how, m.n_in, 1, scratch.of(Activations::bytes(how, m.n_in, 1)));
-  chosen->round(how, static_cast<const float*>(x->data), a, 0, 0, m.n_in);
-  multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), n_threads);
-}
-
 // Node: rows I32 [n] of packed weights, F32 [n_in, n].
 PUNA_EXPORT void puna_rows_node(void* node, int thread, int n_threads, void* matrix) {
   const Tensor* to = static_cast<Tensor*>(node);

@@ -40,6 +40,8 @@ class OwnProducts:
             stored, computed = stack.enter_context(products.described()), stack.enter_context(products.described())
             matrix = k.puna_matrix_new(tensor_type, n_in, n_out)
             stack.callback(k.puna_matrix_free, matrix)
+            linear = k.linear([tensor_type], [n_out], n_in)
+            stack.callback(k.puna_linear_free, linear)
             weights = g.ggml_new_tensor_1d(stored, TYPE_I8, k.puna_packed_bytes(tensor_type, n_in, n_out))
             inputs = g.ggml_new_tensor_2d(computed, TYPE_F32, n_in, n)
             indices = g.ggml_new_tensor_1d(computed, TYPE_I32, n)
@@ -47,9 +49,9 @@ class OwnProducts:
             if n > 1:
                 rounded_bytes = k.puna_rounded_bytes(kind, n_in, n)
                 rounded = self._node(computed, "puna_round_node", TYPE_I8, (rounded_bytes,), [inputs], kind)
-                product = self._node(computed, "puna_product_node", TYPE_F32, (n_out, n), [rounded, weights], matrix)
+                product = self._node(computed, "puna_linear_node", TYPE_F32, (n_out, n), [rounded, weights], linear)
             else:
-                product = self._node(computed, "puna_column_product_node", TYPE_F32, (n_out, n), [inputs, weights], matrix)
+                product = self._node(computed, "puna_column_linear_node", TYPE_F32, (n_out, n), [inputs, weights], linear)
             rows = self._node(computed, "puna_rows_node", TYPE_F32, (n_in, n), [indices, weights], matrix)
             self._allocate(stack, stored, computed)
             k.puna_pack(tensor_type, data.ctypes.data, n_in, 0, n_out, structs.data_of(weights))

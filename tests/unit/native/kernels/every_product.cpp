@@ -27,6 +27,15 @@ int64_t puna_ordered_bytes(const void*, int64_t);
 void puna_order_node(void*, int, int, void*);
 void puna_experts_node(void*, int, int, void*);
 void puna_token_experts_node(void*, int, int, void*);
+void* puna_linear_new(const int32_t*, const int64_t*, int, int64_t, int, float);
+void puna_linear_free(void*);
+void* puna_normaliser_new(int, float);
+void puna_normaliser_free(void*);
+void puna_normalise_node(void*, int, int, void*);
+void puna_linear_node(void*, int, int, void*);
+void puna_column_linear_node(void*, int, int, void*);
+void puna_normalise(const float*, const float*, float, float*, int64_t);
+void puna_gate(int, const float*, const float*, float*, int64_t);
 }
 
 static uint32_t state = 1;
@@ -113,6 +122,54 @@ static double experts(const Format& f, int64_t n_inputs, int64_t n) {
   return found;
 }
 
+// Nodes of two matrices with a norm before them, by two threads that come one after the other: their rows and what is added,
+// or gated, against each matrix's own product of the same normalised values.
+static double linears(const Format& f, int64_t n_rows, int64_t n, int gate) {
+  const int64_t n_in = 2 * f.weights, bytes = puna_packed_bytes(f.type, n_in, n_rows), width = gate ? n_rows : 2 * n_rows;
+  const int rounding = puna_rounding(f.type);
+  const float eps = 1e-5f;
+  uint8_t *packed[2], *rounded = block<uint8_t>(puna_rounded_bytes(rounding, n_in, n));
+  float *x = random_values(n_in * n), *weight = random_values(n_in), *normal = block<float>(n_in * n);
+  float *y = block<float>(width * n), *expected = block<float>(width * n), *added = random_values(width * n), *parts[2];
+  for (int64_t t = 0; t < n; t++) puna_normalise(x + t * n_in, weight, eps, normal + t * n_in, n_in);
+  puna_round(f.type, normal, n_in, n, rounded);
+  void* one = puna_matrix_new(f.type, n_in, n_rows);
+  for (int i = 0; i < 2; i++) {
+    uint8_t* file = random_file(f, 2 * n_rows);
+    packed[i] = block<uint8_t>(bytes);
+    parts[i] = block<float>(n_rows * n);
+    memset(packed[i], 0, static_cast<size_t>(bytes));
+    puna_pack(f.type, file, n_in, 0, n_rows, packed[i]);
+    puna_multiply(one, packed[i], rounded, n, parts[i]);
+    free(file);
+  }
+  if (gate) puna_gate(gate, parts[0], parts[1], expected, n_rows * n);
+  for (int64_t t = 0; t < n && !gate; t++)
+    for (int i = 0; i < 2; i++) memcpy(expected + t * width + i * n_rows, parts[i] + t * n_rows, static_cast<size_t>(n_rows) * 4);
+  for (int64_t i = 0; i < width * n; i++) expected[i] += added[i];
+  const int32_t types[2] = {f.type, f.type};
+  const int64_t rows[2] = {n_rows, n_rows};
+  void *linear = puna_linear_new(types, rows, 2, n_in, gate, n == 1 ? eps : -1.0f), *normaliser = puna_normaliser_new(rounding, eps);
+  puna::Tensor tx = tensor(x, n_in, n, 1), tn = tensor(weight, n_in, 1, 1), tr = tensor(rounded, 1, 1, 1), ty = tensor(y, width, n, 1);
+  puna::Tensor tw[2] = {tensor(packed[0], bytes, 1, 1), tensor(packed[1], bytes, 1, 1)}, ta = tensor(added, width, n, 1);
+  if (n == 1) {
+    puna::Tensor* operands[] = {&tx, &tn, &tw[0], &tw[1], &ta};
+    memcpy(ty.src, operands, sizeof(operands));
+    for (int thread = 0; thread < 2; thread++) puna_column_linear_node(&ty, thread, 2, linear);
+  } else {
+    tr.src[0] = &tx, tr.src[1] = &tn;
+    for (int thread = 0; thread < 2; thread++) puna_normalise_node(&tr, thread, 2, normaliser);
+    puna::Tensor* operands[] = {&tr, &tw[0], &tw[1], &ta};
+    memcpy(ty.src, operands, sizeof(operands));
+    for (int thread = 0; thread < 2; thread++) puna_linear_node(&ty, thread, 2, linear);
+  }
+  const double found = difference(y, expected, width * n);
+  puna_linear_free(linear), puna_normaliser_free(normaliser), puna_matrix_free(one);
+  for (int i = 0; i < 2; i++) free(packed[i]), free(parts[i]);
+  free(rounded), free(x), free(weight), free(normal), free(y), free(expected), free(added);
+  return found;
+}
+
 int main() {
   const Format formats[] = {{2, 32, 18, {0, 0}},   {3, 32, 20, {0, 2}},     {6, 32, 22, {0, 0}},    {7, 32, 24, {0, 2}},
                             {8, 32, 34, {0, 0}},   {12, 256, 144, {0, 2}},  {13, 256, 176, {0, 2}}, {14, 256, 210, {208, 208}},
@@ -153,6 +210,10 @@ int main() {
     for (const Format& f : formats)
       for (int64_t n : {1, 2, 9, 40})
         for (int64_t n_inputs : {1, 2}) worst = std::fmax(worst, experts(f, n_inputs, n));
+    for (const Format& f : formats)
+      for (int64_t n : {1, 3, 70})
+        for (int gate : {0, 1, 2})
+          for (int64_t n_rows : {1, 37, 160}) worst = std::fmax(worst, linears(f, n_rows, n, gate));
   }
   printf("%.3g\n", worst);
   return worst < 1e-5 ? 0 : 1;
