@@ -9,6 +9,7 @@ import pytest
 
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
+from puna.native.kernels.library import kernels
 from tests.attended import Case, Data, Rows, prepared
 from tests.packed import error
 from tests.tiny import write_llama
@@ -34,20 +35,29 @@ EXACT = 5e-3  # queries are rounded to half precision
 QUANTISED_QUERIES = 2e-2
 
 
-@pytest.fixture(params=["fused", "stepwise"])
+KERNELS = kernels()
+
+
+@pytest.fixture(params=["fused", "stepwise", *KERNELS.available()])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 def opened(folder: Path, way: str) -> GGMLBackend:
-    return GGMLBackend(write_llama(folder / "model.gguf"), n_threads=2, flash_attention=way != "stepwise")
+    """By ggml, or by Puna's own kernel with an instruction set."""
+    own = KERNELS if way in KERNELS.available() else None
+    return GGMLBackend(write_llama(folder / "model.gguf"), n_threads=2, flash_attention=way != "stepwise", kernels=own)
 
 
 @pytest.fixture
 def backend(tmp_path: Path, way: str) -> Iterator[GGMLBackend]:
+    before = KERNELS.instructions
+    if way in KERNELS.available():
+        KERNELS.use(way)
     backend = opened(tmp_path, way)
     yield backend
     backend.close()
+    KERNELS.use(before)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -58,7 +68,7 @@ def test_every_row_s_mixture_is_exact(backend: GGMLBackend, name: str) -> None:
         assert error(result(), data.expected()) < EXACT
 
 
-@pytest.mark.parametrize("way", ["fused"], indirect=True)
+@pytest.mark.parametrize("way", ["fused", *KERNELS.available()], indirect=True)
 @pytest.mark.parametrize("name", QUANTISED)
 def test_of_quantised_keys_and_values(backend: GGMLBackend, name: str) -> None:
     data = Data(QUANTISED[name])

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "activations.h"
+#include "attention.h"
 #include "formats.h"
 
 namespace puna {
@@ -25,6 +26,7 @@ struct Instructions {
   void (*multiply)(const Format&, const Activations&, const Work&);
   // Multiply-adds of bytes from registers alone, so many times over; how many that were.
   int64_t (*exercise)(int64_t times);
+  const AttentionInstructions* attention;
 };
 
 constexpr int tokens_at_once = 64;  // the most that multiply takes

@@ -21,9 +21,11 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 
 PLACE = "PUNA"  # beside the names of ggml's kinds of memory, that of matrices packed for these products
+
+ATTENTION = "PUNA attention"  # the same for what its keys and values may be held as
 
 # Which instruction set is used, for comparisons; without it the best that the processor has.
 FORCED = "PUNA_KERNEL_INSTRUCTIONS"
@@ -42,6 +44,10 @@ SHORT = {
     "puna_experts_new": "p illl",
     "puna_experts_free": "v p",
     "puna_ordered_bytes": "l pl",
+    "puna_can_attend": "b i",
+    "puna_attention_new": "p lllllpbfff",
+    "puna_attention_floats": "l p",
+    "puna_attention_free": "v p",
 }
 
 LONG = {
@@ -56,6 +62,7 @@ LONG = {
 NODES = (
     *("puna_round_node", "puna_product_node", "puna_column_product_node", "puna_rows_node"),
     *("puna_order_node", "puna_experts_node", "puna_token_experts_node"),
+    "puna_attention_node",
 )
 
 
