@@ -32,7 +32,7 @@ AtClose = Callable[[Callable[[], object]], None]
 
 
 class Attention(Protocol):
-    def __call__(self, query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring, at_close: AtClose) -> GGMLTensor:
+    def __call__(self, query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring, at_close: AtClose, /) -> GGMLTensor:
         """What puna.ml.backend.Context.attention promises."""
 
 
