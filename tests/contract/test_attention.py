@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
+from puna.native.kernels.library import ATTENTION, kernels
 from tests.attended import Case, Data, Rows, prepared
 from tests.packed import error
 from tests.tiny import write_llama
@@ -34,20 +38,29 @@ EXACT = 5e-3  # queries are rounded to half precision
 QUANTISED_QUERIES = 2e-2
 
 
-@pytest.fixture(params=["fused", "stepwise"])
+KERNELS = kernels()
+
+
+@pytest.fixture(params=["fused", "stepwise", *KERNELS.available()])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 def opened(folder: Path, way: str) -> GGMLBackend:
-    return GGMLBackend(write_llama(folder / "model.gguf"), n_threads=2, flash_attention=way != "stepwise")
+    """By ggml, or by Puna's own kernel with an instruction set."""
+    own = KERNELS if way in KERNELS.available() else None
+    return GGMLBackend(write_llama(folder / "model.gguf"), n_threads=2, flash_attention=way != "stepwise", kernels=own)
 
 
 @pytest.fixture
 def backend(tmp_path: Path, way: str) -> Iterator[GGMLBackend]:
+    before = KERNELS.instructions
+    if way in KERNELS.available():
+        KERNELS.use(way)
     backend = opened(tmp_path, way)
     yield backend
     backend.close()
+    KERNELS.use(before)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -58,10 +71,92 @@ def test_every_row_s_mixture_is_exact(backend: GGMLBackend, name: str) -> None:
         assert error(result(), data.expected()) < EXACT
 
 
-@pytest.mark.parametrize("way", ["fused"], indirect=True)
+@pytest.mark.parametrize("way", ["fused", *KERNELS.available()], indirect=True)
 @pytest.mark.parametrize("name", QUANTISED)
 def test_of_quantised_keys_and_values(backend: GGMLBackend, name: str) -> None:
     data = Data(QUANTISED[name])
     with prepared(backend, data) as (run, result):
         run()
         assert error(result(), data.expected()) < QUANTISED_QUERIES
+
+
+def test_what_the_self_test_found_broken_is_left_to_ggml(tmp_path: Path) -> None:
+    found = []
+    data = Data(CASES["a list of ranges"])
+    for own, broken in ((None, ""), (KERNELS, "f16"), (KERNELS, "q8_0")):
+
+        def allows(place: str, kind: str, broken: str = broken) -> bool:
+            return (place, kind) != (ATTENTION, broken)
+
+        backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=1, kernels=own, allows=allows)
+        with prepared(backend, data) as (run, result):
+            run()
+            found.append(result())
+        backend.close()
+    of_ggml, vetoed, own_s = found
+    assert np.array_equal(vetoed, of_ggml)
+    assert not np.array_equal(own_s, of_ggml)
+
+
+def test_many_ranges_are_several_nodes(tmp_path: Path) -> None:
+    case = Case(tuple(Rows(1 + i % 2, 256, begin=256 * i) for i in range(9)))
+    backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=2, kernels=KERNELS)
+    data = Data(case)
+    with prepared(backend, data) as (run, result):
+        for _ in range(3):
+            run()
+            assert error(result(), data.expected()) < EXACT
+    backend.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranges=st.lists(
+        st.builds(
+            Rows,
+            n_rows=st.integers(1, 70),
+            n_cells=st.integers(1, 4).map(lambda n: 256 * n),
+            n_sequences=st.integers(1, 4),
+            begin=st.integers(0, 3).map(lambda n: 256 * n),
+            stride=st.integers(1, 3).map(lambda n: 256 * n),
+            hidden=st.sampled_from([0.0, 0.3, 0.99]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (9, 3), (12, 1), (8, 2)]),
+    head_dim=st.sampled_from([32, 64, 80, 96, 128, 256, 40]),
+    dtype=st.sampled_from([DType.F16, DType.Q8_0, DType.Q4_0]),
+    softcap=st.sampled_from([0.0, 5.0]),
+    max_bias=st.sampled_from([0.0, 8.0]),
+    has_sinks=st.booleans(),
+    instructions=st.sampled_from(KERNELS.available()),
+    n_threads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_every_shape_is_exact(
+    tmp_path_factory: pytest.TempPathFactory,
+    ranges: list[Rows],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: DType,
+    softcap: float,
+    max_bias: float,
+    has_sinks: bool,
+    instructions: str,
+    n_threads: int,
+    seed: int,
+) -> None:
+    if dtype is not DType.F16:
+        head_dim = max(32, head_dim // 32 * 32)
+    case = Case(tuple(ranges), head_dim, *heads, dtype=dtype, softcap=softcap, max_bias=max_bias, has_sinks=has_sinks, seed=seed)
+    before, data = KERNELS.instructions, Data(case)
+    KERNELS.use(instructions)
+    backend = GGMLBackend(write_llama(tmp_path_factory.mktemp("m") / "model.gguf"), n_threads=n_threads, kernels=KERNELS)
+    try:
+        with prepared(backend, data) as (run, result):
+            run()
+            assert error(result(), data.expected()) < 1e-4
+    finally:
+        backend.close()
+        KERNELS.use(before)

@@ -37,7 +37,7 @@ from puna.native.ggml import (
     ggml_backend_dev_props,
     ggml_type_traits,
 )
-from puna.native.kernels.library import PLACE, is_usable, kernels
+from puna.native.kernels.library import ATTENTION, PLACE, is_usable, kernels
 from puna.native.library import opened
 from puna.native.llama import llama
 
@@ -241,9 +241,11 @@ class Multiplier(Protocol):
 
 
 def check(
-    only_buffer_type: str | None = None, only_tensor_type: str | None = None, own: Callable[[Cpu], Multiplier] | None = None
+    only_buffer_type: str | None = None,
+    only_tensor_type: str | None = None,
+    own: Callable[[Cpu], dict[str, Multiplier]] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Lines for every combination asked for; *own* are Puna's products, as if their packed weights were a kind of memory."""
+    """Lines for every combination asked for; *own* are Puna's kernels, by name, as if each were a kind of memory."""
     try:
         cpu = Cpu()
     except NativeLibraryError as error:
@@ -252,7 +254,7 @@ def check(
     types = weight_types()
     places: dict[str, tuple[Multiplier, int]] = {name: (cpu, address) for name, address in cpu.buffer_types.items()}
     if own:
-        places[PLACE] = (own(cpu), 0)
+        places |= {name: (kernel, 0) for name, kernel in own(cpu).items()}
     yield {"library": {"version": opened().version, "buffer_types": list(places), "tensor_types": list(types)}}
     supported: list[tuple[str, str]] = []
     for buffer_type, (multiplier, address) in places.items():
@@ -270,10 +272,11 @@ def check(
     yield {"finished": True}
 
 
-def own_products(cpu: Cpu) -> Multiplier:
+def own_kernels(cpu: Cpu) -> dict[str, Multiplier]:
+    from puna.native.kernels.attention_trial import OwnAttention
     from puna.native.kernels.trial import OwnProducts
 
-    return OwnProducts(cpu, kernels())
+    return {PLACE: OwnProducts(cpu, kernels()), ATTENTION: OwnAttention(cpu, kernels())}
 
 
 def main() -> None:
@@ -282,7 +285,7 @@ def main() -> None:
     parser.add_argument("--tensor-type")
     arguments = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin would take seconds where other processes compute
-    own = own_products if is_usable() else None
+    own = own_kernels if is_usable() else None
     for line in check(arguments.buffer_type, arguments.tensor_type, own):
         print(json.dumps(line), flush=True)
 

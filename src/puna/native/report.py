@@ -66,7 +66,7 @@ def _print(answer: dict[str, Any]) -> None:
     print(f"ggml {answer['verdict']['version']} in {answer['library']['folder']}")
     for item in answer["verdict"]["combinations"]:
         if item["status"] != "unsupported":
-            print(f"{item['buffer_type']:12} {item['tensor_type']:8} {item['status']} {item['reason']}".rstrip())
+            print(f"{item['buffer_type']:14} {item['tensor_type']:8} {item['status']} {item['reason']}".rstrip())
 
 
 if __name__ == "__main__":

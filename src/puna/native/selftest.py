@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "puna.native.products")
 PLAIN = "CPU"
 TIMEOUT_S = 60.0
-_FORMAT = 2  # of the cached file, and of what is tested
+_FORMAT = 3  # of the cached file, and of what is tested
 _SHOWN_STDERR_CHARS = 300
 
 Status = Literal["ok", "unsupported", "broken"]

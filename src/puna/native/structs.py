@@ -33,6 +33,12 @@ def data_of(tensor: int) -> int:
     return ggml_tensor.from_address(tensor).data or 0
 
 
+def place_of(tensor: int) -> tuple[int, int]:
+    """The tensor whose memory this one is in, itself or what it is a view of, and how many bytes from its begin."""
+    fields = ggml_tensor.from_address(tensor)
+    return (fields.view_src, fields.view_offs) if fields.view_src else (tensor, 0)
+
+
 def buffer_of(tensor: int) -> int:
     return ggml_tensor.from_address(tensor).buffer or 0
 

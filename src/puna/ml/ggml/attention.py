@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, Protocol
 
@@ -27,20 +27,24 @@ class Attended(Protocol):
     def mask(self) -> Any: ...
 
 
+# Takes what is to be done when the graph is closed.
+AtClose = Callable[[Callable[[], object]], None]
+
+
 class Attention(Protocol):
-    def __call__(self, query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring) -> GGMLTensor:
+    def __call__(self, query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring, at_close: AtClose, /) -> GGMLTensor:
         """What puna.ml.backend.Context.attention promises."""
 
 
-def fused(query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring) -> GGMLTensor:
-    return _joined([_fused(query, to, scoring) for to in ranges])
+def fused(query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring, _at_close: AtClose) -> GGMLTensor:
+    return joined([_fused(query, to, scoring) for to in ranges])
 
 
-def stepwise(query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring) -> GGMLTensor:
-    return _joined([_stepwise(query, to, scoring) for to in ranges])
+def stepwise(query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring, _at_close: AtClose) -> GGMLTensor:
+    return joined([_stepwise(query, to, scoring) for to in ranges])
 
 
-def _joined(parts: list[GGMLTensor]) -> GGMLTensor:
+def joined(parts: list[GGMLTensor]) -> GGMLTensor:
     return reduce(lambda a, b: a.concat(b, 1), parts)
 
 

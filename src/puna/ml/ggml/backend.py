@@ -20,6 +20,7 @@ from puna.ml.ggml.attention import Attention, fused, stepwise
 from puna.ml.ggml.devices import Device, cpu, devices
 from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.joined import parts_of
+from puna.ml.ggml.own_attention import OwnAttention
 from puna.ml.ggml.packed import Packer
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.ggml.weights import Weights
@@ -70,7 +71,10 @@ class GGMLBackend:
             def device_of(layer: int) -> Device:
                 return cpu() if layer < 0 else assignment[layer]
 
-            self._packer = packer = Packer(kernels, allows) if kernels and all(d.is_cpu for d in assignment) else None
+            own = kernels if kernels and all(d.is_cpu for d in assignment) else None
+            self._packer = packer = Packer(own, allows) if own else None
+            if own and flash_attention:
+                self._attend = OwnAttention(own, allows)
 
             if packer:
                 stack.callback(packer.free)

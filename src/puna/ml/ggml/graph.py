@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class GGMLContext:
         self._n_bytes: dict[int, int] = {}  # of each input
         self._on_host: dict[int, memoryview] = {}  # inputs that can be written where they are; once they have memory
         self._values: dict[int, npt.NDArray[np.float32]] = {}
+        self._at_close: list[Callable[[], object]] = []
 
     @staticmethod
     def arena_bytes(max_nodes: int) -> int:
@@ -54,7 +55,7 @@ class GGMLContext:
         ggml().ggml_build_forward_expand(self._graph, tensor.address)
 
     def attention(self, query: Any, ranges: Sequence[Attended], scoring: Scoring) -> GGMLTensor:
-        return self._attend(query, ranges, scoring)
+        return self._attend(query, ranges, scoring, self._at_close.append)
 
     def output(self, tensor: Any) -> None:
         ggml().ggml_set_output(tensor.address)
@@ -128,3 +129,5 @@ class GGMLContext:
         if self.address:
             ggml().ggml_free(self.address)
             self.address = 0
+            while self._at_close:
+                self._at_close.pop()()

@@ -35,6 +35,8 @@ X86_64: Mapping[str, tuple[str, ...]] = {
     "avx512_vnni": (*_AVX512, "-mavx512vnni"),
     "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
+# What is compiled once per instruction set, and for which of them.
+PER_INSTRUCTIONS = {"instructions": (*PORTABLE, *X86_64), "attention_instructions": ("portable", "avx2", "avx512")}
 TIMEOUT_S = 600
 
 
@@ -62,7 +64,7 @@ def sources() -> list[Path]:
 def key(command: list[str], options: tuple[str, ...]) -> str:
     """The same key, the same library."""
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
-    sets = sorted(instruction_sets().items())
+    sets = sorted(instruction_sets().items()), sorted(PER_INSTRUCTIONS.items())
     parts = [version, *command, *options, repr(sets), platform.machine(), *platform.libc_ver()]
     parts += [source.name + "\0" + source.read_text() for source in sources()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
@@ -72,9 +74,12 @@ def compile_library(target: Path, command: list[str], options: tuple[str, ...] =
     """Errors: BuildError."""
     with tempfile.TemporaryDirectory(prefix="puna-kernels-") as scratch:
         units = [
-            (f"{name}.o", "instructions.cpp", (f"-DPUNA_INSTRUCTIONS={name}", *own)) for name, own in instruction_sets().items()
+            (f"{source}-{name}.o", f"{source}.cpp", (f"-DPUNA_INSTRUCTIONS={name}", *own))
+            for source, sets in PER_INSTRUCTIONS.items()
+            for name, own in instruction_sets().items()
+            if name in sets
         ]
-        others = (path.name for path in sources() if path.suffix == ".cpp" and path.name != "instructions.cpp")
+        others = (path.name for path in sources() if path.suffix == ".cpp" and path.stem not in PER_INSTRUCTIONS)
         units += [(f"{name}.o", name, ()) for name in others]
 
         def compiled(unit: tuple[str, str, tuple[str, ...]]) -> str:

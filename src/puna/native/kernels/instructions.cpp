@@ -10,6 +10,14 @@
 #include "rounding_portable.h"
 #endif
 #include "between.h"
+// Attention needs no dot products of bytes, and is compiled once for sets that differ in those alone.
+#if defined(__AVX512F__)
+#define PUNA_ATTENTION avx512_attention
+#elif defined(__AVX2__)
+#define PUNA_ATTENTION avx2_attention
+#else
+#define PUNA_ATTENTION portable_attention
+#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -72,6 +80,7 @@ constexpr auto exercise_all = exercise<Lanes>;
 }  // namespace
 
 extern const Instructions PUNA_JOINED(PUNA_INSTRUCTIONS, _instructions) = {
-    PUNA_TEXT(PUNA_INSTRUCTIONS), available, round_some, multiply_some, add_values, gate_values, normalise, exercise_all};
+    PUNA_TEXT(PUNA_INSTRUCTIONS), available,   round_some, multiply_some, add_values, gate_values,
+    normalise,                    exercise_all, &PUNA_ATTENTION};
 
 }  // namespace puna

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "activations.h"
+#include "attention.h"
 #include "formats.h"
 
 namespace puna {
@@ -33,6 +34,7 @@ struct Instructions {
   void (*normalise)(const float* x, const float* weight, float eps, float* y, int64_t n);
   // Multiply-adds of bytes from registers alone, so many times over; how many that were.
   int64_t (*exercise)(int64_t times);
+  const AttentionInstructions* attention;
 };
 
 constexpr int tokens_at_once = 64;  // the most that multiply takes

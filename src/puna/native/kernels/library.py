@@ -22,9 +22,11 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 
 PLACE = "PUNA"  # beside the names of ggml's kinds of memory, that of matrices packed for these products
+
+ATTENTION = "PUNA attention"  # the same for what its keys and values may be held as
 
 # Which instruction set is used, for comparisons; without it the best that the processor has.
 FORCED = "PUNA_KERNEL_INSTRUCTIONS"
@@ -47,6 +49,10 @@ SHORT = {
     "puna_linear_free": "v p",
     "puna_normaliser_new": "p if",
     "puna_normaliser_free": "v p",
+    "puna_can_attend": "b i",
+    "puna_attention_new": "p lllllpbfff",
+    "puna_attention_floats": "l p",
+    "puna_attention_free": "v p",
 }
 
 LONG = {
@@ -63,6 +69,7 @@ LONG = {
 NODES = (
     *("puna_round_node", "puna_normalise_node", "puna_linear_node", "puna_column_linear_node", "puna_rows_node"),
     *("puna_order_node", "puna_experts_node", "puna_token_experts_node"),
+    "puna_attention_node",
 )
 
 

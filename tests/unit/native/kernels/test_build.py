@@ -47,7 +47,7 @@ def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_the_compiler_s_words_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(build, "FOLDER", tmp_path)
-    for name in ("instructions.cpp", "packing.cpp", "nodes.cpp"):
+    for name in ("instructions.cpp", "attention_instructions.cpp", "packing.cpp", "nodes.cpp", "attention_nodes.cpp"):
         (tmp_path / name).write_text("#error of the test\n")
     with pytest.raises(build.BuildError, match="of the test"):
         build.compile_library(tmp_path / "library.so", build.compiler())
@@ -68,15 +68,31 @@ def test_every_instruction_set_is_compiled() -> None:
     assert {*AVAILABLE} <= {*build.instruction_sets()}
 
 
-def test_the_sanitizers_find_nothing(tmp_path: Path) -> None:
-    """Memory and undefined behaviour of every product, with every instruction set of this processor."""
-    library = tmp_path / "libsanitized.so"
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("sanitized") / "libsanitized.so"
     build.compile_library(library, build.compiler(), (*build.OPTIONS, *SANITIZED))
-    program = tmp_path / "every_product"
-    source = Path(__file__).with_name("every_product.cpp")
-    command = [*build.compiler(), *build.OPTIONS, *SANITIZED, f"-I{build.FOLDER}", str(source), str(library), "-o", str(program)]
+    return library
+
+
+@pytest.mark.parametrize("name", ["every_product", "every_attention"])
+def test_the_sanitizers_find_nothing(sanitized: Path, tmp_path: Path, name: str) -> None:
+    """Memory and undefined behaviour, with every instruction set of this processor."""
+    program = tmp_path / name
+    source = Path(__file__).with_name(f"{name}.cpp")
+    command = [
+        *build.compiler(),
+        *build.OPTIONS,
+        *SANITIZED,
+        "-pthread",
+        f"-I{build.FOLDER}",
+        str(source),
+        str(sanitized),
+        "-o",
+        str(program),
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=600)
-    environ = {"LD_LIBRARY_PATH": str(tmp_path), "ASAN_OPTIONS": "detect_leaks=0"}
+    environ = {"LD_LIBRARY_PATH": str(sanitized.parent), "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=600, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,0 +1,18 @@
+// Compiled once per instruction set, with the compiler's options for it and PUNA_INSTRUCTIONS as the name.
+#if defined(__AVX512F__)
+#include "attention_lanes_avx512.h"
+#elif defined(__AVX2__)
+#include "attention_lanes_avx2.h"
+#else
+#include "attention_lanes_portable.h"
+#endif
+#include "attention_kernel.h"
+
+#define PUNA_JOINED_OF(a, b) a##b
+#define PUNA_JOINED(a, b) PUNA_JOINED_OF(a, b)
+
+namespace puna {
+
+extern const AttentionInstructions PUNA_JOINED(PUNA_INSTRUCTIONS, _attention) = {few_rows<Floats>, attend<Floats>, merge<Floats>};
+
+}  // namespace puna
