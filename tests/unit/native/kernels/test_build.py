@@ -68,6 +68,7 @@ def test_every_instruction_set_is_compiled() -> None:
     assert {*AVAILABLE} <= {*build.instruction_sets()}
 
 
+@pytest.mark.thorough
 def test_the_sanitizers_find_nothing(tmp_path: Path) -> None:
     """Memory and undefined behaviour of every product, with every instruction set of this processor."""
     library = tmp_path / "libsanitized.so"
