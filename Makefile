@@ -78,6 +78,7 @@ format: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m tools.models_table
 	$(BIN)/python -m tools.manual
+	$(BIN)/python -m tools.picture
 
 dist: .venv/dev
 	rm -rf dist
