@@ -3,7 +3,7 @@
 
 FROM python:3.12-slim AS build
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends g++ make cmake git \
+ && apt-get install --yes --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./

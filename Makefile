@@ -3,6 +3,7 @@
 PYTHON ?= python3
 MODEL ?= smollm2:135m
 ARGS ?=
+PKG ?=
 JOBS ?= auto
 BIN := .venv/bin
 QUESTION := What is the capital of France? Answer in one short sentence.
@@ -15,13 +16,16 @@ override PROMPT :=
 endif
 export PROMPT QUESTION
 
-.PHONY: help run native test explore check format docs dist bench clean FORCE
+.PHONY: help run native test test-all quick watch explore check format docs dist bench clean FORCE
 
 help:
 	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
 	@echo 'make run PROMPT="..."     answer yours'
 	@echo 'make native               compile the tensor library for this CPU: faster than the prebuilt one'
-	@echo 'make test                 all tests, on all cores (ARGS="-k name" for some, JOBS=0 one after another)'
+	@echo 'make test                 what every change must pass, on all cores (ARGS="-k name" for some, JOBS=0 one after another)'
+	@echo 'make test-all             every test there is, as a merge runs them'
+	@echo 'make quick PKG=gguf       checks, and the unit tests of one package'
+	@echo 'make watch PKG=gguf       the same again whenever a file changes'
 	@echo 'make explore              tests that draw examples draw other ones (SEED=n: those of a run before)'
 	@echo 'make check                format, lint, types, imports'
 	@echo 'make format               bring the code into the expected format'
@@ -47,7 +51,17 @@ native: .venv/.ready
 	$(BIN)/puna native build $(ARGS)
 
 test: .venv/dev
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not thorough" $(ARGS)
+
+test-all: .venv/dev
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+quick: .venv/dev
+	$(BIN)/python -m tools.check
+	$(BIN)/pytest -x -q -m "not thorough" tests/unit/$(PKG) $(ARGS)
+
+watch: .venv/dev
+	$(BIN)/watchfiles --filter python "make quick PKG=$(PKG)" src tests
 
 explore: .venv/dev
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
@@ -55,10 +69,7 @@ explore: .venv/dev
 	$(BIN)/pytest -n $(JOBS) -m hypothesis --hypothesis-profile=explore --hypothesis-seed=$$seed $(ARGS)
 
 check: .venv/dev
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/python -m tools.check
 
 format: .venv/dev
 	$(BIN)/ruff format .
@@ -67,6 +78,7 @@ format: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m tools.models_table
 	$(BIN)/python -m tools.manual
+	$(BIN)/python -m tools.picture
 
 dist: .venv/dev
 	rm -rf dist

@@ -73,6 +73,7 @@ def server(starter_store: Store, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
+@pytest.mark.thorough
 def test_a_hundred_random_schemas(server: Server) -> None:
     wanted = [with_reference(random.Random(n)) if n % 10 == 0 else schema(random.Random(n)) for n in range(N_SCHEMAS)]
 

@@ -19,6 +19,7 @@ from bench.load.rows import Target, cancels, clients, long_prompt, shared_prefix
 from bench.load.sample import Sample
 from bench.load.soak import Place
 
+from tests.thorough import first
 from tests.tiny import write_llama
 
 LIMITS = Limits(n_ctx=512, n_slots=4, n_threads=1)
@@ -32,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", n_ctx=2048, n_layers=1)
 
 
-@pytest.mark.parametrize("start", [soak.runner, soak.server], ids=["runner", "server"])
+@pytest.mark.parametrize("start", first(1, [soak.server, soak.runner]), ids=["server", "runner"])
 def test_every_request_has_one_end_and_leaves_nothing(start: Start, model: Path) -> None:
     with start(model, LIMITS) as place:
         outcome = uvloop.run(soak.soak(place, N_REQUESTS, n_clients=10))

@@ -22,6 +22,7 @@ from tests.models.table import ROWS
 from tests.oracle import Oracle, side_by_side
 from tests.puna_engine import PunaEngine
 from tests.scenarios import tokens
+from tests.thorough import first_of_each_name
 
 ENERGY = 1e-3  # of the error over the reference's
 
@@ -76,7 +77,7 @@ class Pair:
         self.oracle.forget(sequence, begin)
 
 
-CASES = [(name, variant) for name, row in ROWS.items() for variant in row.variants]
+CASES = first_of_each_name((name, variant) for name, row in ROWS.items() for variant in row.variants)
 
 
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}", scope="module")

@@ -6,6 +6,7 @@ import math
 from pydoc_data.topics import topics
 
 import numpy as np
+import pytest
 
 from puna.store.store import Store
 from puna.tokenizer.tokenizer import Tokenizer
@@ -37,6 +38,7 @@ def losses(engine: PunaEngine | Oracle, ids: list[int]) -> np.ndarray[tuple[int]
     return np.concatenate(found)
 
 
+@pytest.mark.thorough
 def test_perplexity_is_libllama_s_to_three_digits(starter_store: Store) -> None:
     path = starter_store.get("smollm2:135m").model_path
     tokenizer = Tokenizer(path)

@@ -15,6 +15,7 @@ from tests.exact import exact_copy
 from tests.oracle import Oracle, side_by_side
 from tests.packed import error
 from tests.puna_engine import PunaEngine
+from tests.thorough import first
 
 QUESTIONS = [
     "What is the capital of France? Answer in one short sentence.",
@@ -60,7 +61,7 @@ def with_ggml(path: Path) -> Iterator[PunaEngine]:
         yield puna
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", first(2, QUESTIONS))
 def test_greedy_text_is_libllama_s(with_ggml: PunaEngine, oracle: Oracle, tokenizer: Tokenizer, question: str) -> None:
     with_ggml.forget()
     oracle.forget()

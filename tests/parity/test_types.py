@@ -24,6 +24,7 @@ from tests.models.starcoder2 import STARCODER2
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
 from tests.scenarios import tokens
+from tests.thorough import first
 from tests.tiny import ggml_base, write_llama
 from tests.whole import factors, values_for, with_tensors
 
@@ -77,14 +78,23 @@ def test_what_is_multiplied_is_what_the_library_says() -> None:
     assert {kind: kind.is_multiplied for kind in TensorType} == found
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TensorType if kind.is_multiplied], ids=lambda kind: kind.name)
+# Their encoders search for seconds.
+SLOW_TO_WRITE = tuple(kind for kind in TensorType if kind.is_multiplied and kind.name.startswith(("IQ1", "IQ2", "IQ3")))
+
+
+def _kinds() -> list[Any]:
+    kinds = [kind for kind in TensorType if kind.is_multiplied]
+    return [pytest.param(kind, marks=pytest.mark.thorough) if kind in SLOW_TO_WRITE else kind for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", _kinds(), ids=lambda kind: kind.name)
 def test_a_model_in_each_type(kind: TensorType, tmp_path: Path) -> None:
     path = write_llama(tmp_path / "m.gguf", seed=5, dtype=kind.name)
     assert_same(path, path)
 
 
 @pytest.mark.parametrize(
-    "kind", [TensorType.MXFP4, TensorType.NVFP4, TensorType.TQ2_0, TensorType.IQ2_XS], ids=lambda kind: kind.name
+    "kind", first(3, [TensorType.MXFP4, TensorType.NVFP4, TensorType.TQ2_0, TensorType.IQ2_XS]), ids=lambda kind: kind.name
 )
 def test_experts_in_each_kind_of_type(kind: TensorType, tmp_path: Path) -> None:
     path = write_mixtral(tmp_path / "m.gguf", seed=5, dtype=kind.name)

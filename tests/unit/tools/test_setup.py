@@ -137,7 +137,10 @@ def _without_make() -> dict[str, str]:
     ("target", "setup"),
     [
         *((target, "python3 tools/setup.py") for target in ("run", "native")),
-        *((target, "python3 tools/setup.py --dev") for target in ("test", "check", "bench", "format")),
+        *(
+            (target, "python3 tools/setup.py --dev")
+            for target in ("test", "test-all", "quick", "watch", "check", "bench", "format")
+        ),
     ],
 )
 def test_every_target_first_makes_the_environment_ready(target: str, setup: str) -> None:

@@ -75,6 +75,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["every_product", "every_attention"])
 def test_the_sanitizers_find_nothing(sanitized: Path, tmp_path: Path, name: str) -> None:
     """Memory and undefined behaviour, with every instruction set of this processor."""
