@@ -21,6 +21,7 @@ from puna.ml.ggml.devices import Device, cpu, devices
 from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.joined import parts_of
 from puna.ml.ggml.packed import Packer
+from puna.ml.ggml.packed_cache import PackedCache
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.ggml.weights import Weights
 from puna.ml.tensor import DType
@@ -51,6 +52,7 @@ class GGMLBackend:
         adapters: Sequence[str | Path] = (),
         flash_attention: bool = True,
         kernels: Kernels | None = None,
+        packed_cache_bytes: int = 0,
     ) -> None:
         self._attend: Attention = fused if flash_attention else stepwise
         self._storage_contexts: dict[int, int] = {}  # by device
@@ -72,11 +74,11 @@ class GGMLBackend:
 
             self._packer = packer = Packer(kernels, allows) if kernels and all(d.is_cpu for d in assignment) else None
 
-            def place(opened: GGUFFile) -> Weights:
-                return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows, packer=packer)
+            def place(opened: GGUFFile, cache: PackedCache | None = None) -> Weights:
+                return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows, packer=packer, cache=cache)
 
             self._device_of = device_of
-            self._weights = place(self.file)
+            self._weights = place(self.file, PackedCache.beside(self.file.path, packed_cache_bytes))
             stack.callback(self._weights.close)
             self._adapters = Adapters(adapters, self.file, place)
             stack.callback(self._adapters.close)

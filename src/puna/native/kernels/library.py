@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 VERSION = 3
 
+# Of packed matrices, which all instruction sets read alike: another one when formats.h lays them out in another way.
+LAYOUT = "1"
+
 PLACE = "PUNA"  # beside the names of ggml's kinds of memory, that of matrices packed for these products
 
 # Which instruction set is used, for comparisons; without it the best that the processor has.
