@@ -22,14 +22,14 @@ constexpr const Instructions* known[] = {
 struct Matrix {
   const Format* format;
   int64_t n_in, n_rows;
-  Pieces pieces;
+  Shares shares;
 };
 
-void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, float* y, int n_threads) {
+void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, float* y, int thread, int n_threads) {
   const Chunks chunks(m.format->rounding, m.n_in, a.n);
   const int64_t n_stripes = stripes_of(m.n_rows), pairs = (n_stripes + 1) / 2;
   const int64_t per_chunk = n_threads == 1 ? 1 : smaller(pairs, n_threads * pieces_of_thread);
-  m.pieces.each(static_cast<int>(per_chunk * chunks.n), n_threads, [&](int i) {
+  m.shares.each(static_cast<int>(per_chunk * chunks.n), thread, n_threads, [&](int i) {
     const int64_t piece = i % per_chunk, first = i / per_chunk * chunks.size, end = smaller(first + chunks.size, a.n);
     const int64_t begin = pairs * piece / per_chunk * 2, stop = smaller(pairs * (piece + 1) / per_chunk * 2, n_stripes);
     multiply_chunk(*m.format, a, Work{weights, m.n_rows, begin, stop, first, end - first, y, m.n_rows}, chunks.tile);
@@ -112,22 +112,22 @@ PUNA_EXPORT void puna_round_node(void* node, int thread, int n_threads, void* ro
 }
 
 // Node: F32 [n_rows, n...] from rounded activations and packed weights; user data is the Matrix.
-PUNA_EXPORT void puna_product_node(void* node, int, int n_threads, void* matrix) {
+PUNA_EXPORT void puna_product_node(void* node, int thread, int n_threads, void* matrix) {
   const Tensor* to = static_cast<Tensor*>(node);
   Matrix& m = *static_cast<Matrix*>(matrix);
   const Activations a(m.format->rounding, m.n_in, n_columns(to), to->src[0]->data);
-  multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), n_threads);
+  multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), thread, n_threads);
 }
 
 // Node: the same from one column x F32 [n_in] that every thread rounds for itself: sooner done than waiting for each other
 // between two nodes.
-PUNA_EXPORT void puna_column_product_node(void* node, int, int n_threads, void* matrix) {
+PUNA_EXPORT void puna_column_product_node(void* node, int thread, int n_threads, void* matrix) {
   const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0];
   Matrix& m = *static_cast<Matrix*>(matrix);
   const Rounding how = m.format->rounding;
   const Activations a(how, m.n_in, 1, scratch.of(Activations::bytes(how, m.n_in, 1)));
   chosen->round(how, static_cast<const float*>(x->data), a, 0, 0, m.n_in);
-  multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), n_threads);
+  multiply_node(m, a, static_cast<const uint8_t*>(to->src[1]->data), static_cast<float*>(to->data), thread, n_threads);
 }
 
 // Node: rows I32 [n] of packed weights, F32 [n_in, n].
@@ -151,7 +151,7 @@ PUNA_EXPORT void puna_round(int type, const float* x, int64_t n_in, int64_t n, v
 PUNA_EXPORT void puna_multiply(void* matrix, const void* packed, const void* rounded, int64_t n, float* y) {
   Matrix& m = *static_cast<Matrix*>(matrix);
   const Activations a(m.format->rounding, m.n_in, n, const_cast<void*>(rounded));
-  multiply_node(m, a, static_cast<const uint8_t*>(packed), y, 1);
+  multiply_node(m, a, static_cast<const uint8_t*>(packed), y, 0, 1);
 }
 
 PUNA_EXPORT void puna_unpack(int type, const void* packed, int64_t n_in, int64_t row, float* values) {
