@@ -211,6 +211,9 @@ class Settings:
         "auto",
         "tensor library: auto (compiled for this CPU, else prebuilt), compiled, prebuilt, or a path",
     )
+    packed_cache: int = _setting(
+        "PUNA_PACKED_CACHE", _bytes, 32 << 30, "bytes on disk for packed weights, so that large models load at once (0: none)"
+    )
     flash_attention: bool = _setting("OLLAMA_FLASH_ATTENTION", _boolean, True, "compute attention in one fused operation")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     host_cache: int | None = _setting(

@@ -16,6 +16,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
 
+from puna import packed_files
 from puna.errors import PunaError
 from puna.llm.launch import Launcher
 from puna.server.answering.rendering import Renderers
@@ -55,7 +56,7 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         launcher.open()
         looking = asyncio.create_task(scheduler.machine.look(), name="search for devices")
         try:
-            await asyncio.to_thread(_tidy_up, store)
+            await asyncio.to_thread(_tidy_up, store, settings.packed_cache)
             yield
         finally:
             looking.cancel()
@@ -112,7 +113,8 @@ def _take_head_from(route: BaseRoute) -> None:
         route.methods.discard("HEAD")
 
 
-def _tidy_up(store: Store) -> None:
+def _tidy_up(store: Store, packed_bytes: int) -> None:
+    packed_files.tidy(store.root, packed_bytes)
     try:
         store.prune()
     except OSError as error:

@@ -22,6 +22,7 @@ from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.joined import parts_of
 from puna.ml.ggml.own_attention import OwnAttention
 from puna.ml.ggml.packed import Packer
+from puna.ml.ggml.packed_cache import PackedCache
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.ggml.weights import Weights
 from puna.ml.tensor import DType
@@ -52,6 +53,7 @@ class GGMLBackend:
         adapters: Sequence[str | Path] = (),
         flash_attention: bool = True,
         kernels: Kernels | None = None,
+        packed_cache_bytes: int = 0,
     ) -> None:
         self._attend: Attention = fused if flash_attention else stepwise
         self._storage_contexts: dict[int, int] = {}  # by device
@@ -79,11 +81,11 @@ class GGMLBackend:
             if packer:
                 stack.callback(packer.free)
 
-            def place(opened: GGUFFile) -> Weights:
-                return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows, packer=packer)
+            def place(opened: GGUFFile, cache: PackedCache | None = None) -> Weights:
+                return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows, packer=packer, cache=cache)
 
             self._device_of = device_of
-            self._weights = place(self.file)
+            self._weights = place(self.file, PackedCache.beside(self.file.path, packed_cache_bytes))
             stack.callback(self._weights.close)
             self._adapters = Adapters(adapters, self.file, place)
             stack.callback(self._adapters.close)

@@ -6,8 +6,9 @@ so many bytes further on.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from puna.ml.attention import Scoring
 from puna.ml.ggml.attention import AtClose, Attended, fused, joined
@@ -49,10 +50,10 @@ class OwnAttention:
         if begin or n < query.shape[2]:
             query = query.view((query.shape[0], n_heads, n), query.strides[1:3], begin * query.strides[2])
         sinks = [] if scoring.sinks is None else [scoring.sinks]
-        described = (ctypes.c_int64 * len(numbers))(*numbers)
+        described = np.array(numbers, np.int64)
         k = self._kernels
         attention = k.puna_attention_new(
-            *(n_heads, n_key_heads, key.shape[0], width, len(ranges), ctypes.addressof(described)),
+            *(n_heads, n_key_heads, key.shape[0], width, len(ranges), described.ctypes.data),
             *(bool(sinks), scoring.scale, scoring.softcap, scoring.max_bias),
         )
         at_close(lambda: k.puna_attention_free(attention))

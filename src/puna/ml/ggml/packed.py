@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from puna.gguf.reader import TensorInfo
 from puna.ml.backend import Use
 from puna.ml.ggml.devices import BufferType, cpu
@@ -19,6 +21,7 @@ from puna.ml.tensor import DType, Gate
 from puna.native import structs
 from puna.native.ggml import N_TASKS_MAX, TYPE_F32, TYPE_I8, ggml
 from puna.native.kernels.library import PLACE, Kernels
+from puna.native.pages import zero_pages
 
 
 class Packer:
@@ -71,6 +74,25 @@ class Packer:
                 rows = source + part.offset + expert * (part.n_bytes // n_experts)
                 self._kernels.puna_pack(kind, rows, n_in, first, part.shape[1], packed)
                 first += part.shape[1]
+
+    def is_of(self, source: int, parts: Sequence[TensorInfo], packed: int) -> bool:
+        """Whether the matrix packed at this address has the rows of the file that begins at *source*; a few are compared."""
+        kind, n_in = int(parts[0].type), parts[0].shape[0]
+        n_experts, all_rows, first = math.prod(parts[0].shape[2:]), sum(part.shape[1] for part in parts), 0
+        matrix_bytes = self._kernels.puna_packed_bytes(kind, n_in, all_rows)
+        stripe = zero_pages(self._kernels.puna_packed_bytes(kind, n_in, 1))
+        expected, found = np.empty(n_in, np.float32), np.empty(n_in, np.float32)
+        for part in parts:
+            row_bytes = part.n_bytes // (part.shape[1] * n_experts)
+            for expert, row in ((0, 0), (n_experts - 1, part.shape[1] - 1)):
+                at = source + part.offset + (expert * part.shape[1] + row) * row_bytes
+                self._kernels.puna_pack(kind, at, n_in, 0, 1, stripe.ctypes.data)
+                self._kernels.puna_unpack(kind, stripe.ctypes.data, n_in, 0, expected.ctypes.data)
+                self._kernels.puna_unpack(kind, packed + expert * matrix_bytes, n_in, first + row, found.ctypes.data)
+                if found.tobytes() != expected.tobytes():  # also where they are no numbers
+                    return False
+            first += part.shape[1]
+        return True
 
     def matrix(self, address: int, info: TensorInfo) -> PackedMatrix | PackedExperts:
         self.n_matrices += 1

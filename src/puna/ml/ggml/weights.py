@@ -25,11 +25,12 @@ from puna.gguf.reader import GGUFFile, TensorInfo
 from puna.ml.backend import Use
 from puna.ml.ggml.devices import BufferType, Device, cpu, widen_pages
 from puna.ml.ggml.packed import Packer
+from puna.ml.ggml.packed_cache import Bytes, Entry, PackedCache
 from puna.ml.ggml.support import four, supports
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.native import structs
 from puna.native.ggml import BUFFER_USAGE_WEIGHTS, ggml
-from puna.native.pages import can_be_huge
+from puna.native.pages import ask_for_huge, can_be_huge, zero_pages
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ SMALL_FILE_BYTES = 512 << 20
 _SMALL_BYTES = 4 << 20
 
 
-@dataclass
+@dataclass(eq=False)
 class Weight:
     parts: tuple[TensorInfo, ...]  # of the file; several: their rows one after another
     use: Use
@@ -87,10 +88,12 @@ class Weights:
         use_mmap: bool | None,
         allows: Callable[[str, str], bool],
         packer: Packer | None = None,
+        cache: PackedCache | None = None,
     ) -> None:
         """*use_mmap* None: only where the file is not small, or the system has no huge pages for what is read.
 
-        With a *packer*, matrices on the CPU are packed for Puna's own products where those take them.
+        With a *packer*, matrices on the CPU are packed for Puna's own products where those take them, and with a *cache* kept
+        that way.
         """
         self._file = file
         self._n_layers = n_layers
@@ -98,6 +101,9 @@ class Weights:
         self._use_mmap = use_mmap if use_mmap is not None else file.size > SMALL_FILE_BYTES or not can_be_huge()
         self._allows = allows
         self._packer = packer
+        self._cache = cache
+        self._packed_data: Bytes | None = None
+        self._is_kept = False  # packed matrices are mapped as an earlier load has kept them
         self._contexts: dict[tuple[BufferType, bool], int] = {}
         self._weights: dict[tuple[str, Use], Weight] = {}
         self._scratch = structs.new_context(1 << 20)
@@ -217,6 +223,9 @@ class Weights:
             if is_mapped:
                 self._map(context)
                 continue
+            if self._packer and buffer_type is self._packer.buffer_type:
+                self._allocate_packed(self._packer)
+                continue
             buffer = g.ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type.address)
             if not buffer:
                 wanted = sum(w.n_bytes for w in self._placed() if w.buffer_type is buffer_type and not w.is_mapped)
@@ -238,6 +247,43 @@ class Weights:
             if weight.is_mapped:
                 g.ggml_backend_tensor_alloc(buffer, weight.address, base + weight.parts[0].offset)
 
+    def _entries(self, packed: Sequence[Weight]) -> list[Entry]:
+        entries, offset = [], 0
+        for weight in packed:
+            names, shape = tuple(part.name for part in weight.parts), weight.tensor.shape
+            entries.append(Entry(names, weight.parts[0].type.ggml_name, shape, offset, weight.n_bytes))
+            offset += weight.n_bytes
+        return entries
+
+    def _allocate_packed(self, packer: Packer) -> None:
+        """Errors: OutOfMemory."""
+        packed = self._packed(packer)
+        entries = self._entries(packed)
+        n_bytes = sum(entry.n_bytes for entry in entries)
+
+        def is_sound(data: Bytes) -> bool:
+            source = np.frombuffer(self._mapped, np.uint8).ctypes.data
+            return all(
+                packer.is_of(source, weight.parts, data.ctypes.data + entry.offset)
+                for weight, entry in zip(packed, entries, strict=True)
+            )
+
+        data = self._cache.find(entries, is_sound) if self._cache else None
+        self._is_kept = data is not None
+        if data is None:
+            try:
+                data = zero_pages(n_bytes)
+            except OSError as error:
+                raise OutOfMemory(f"no memory for {n_bytes / 1e6:.0f} MB of packed weights") from error
+            ask_for_huge(data.ctypes.data, n_bytes)
+        self._packed_data = data
+        g = ggml()
+        buffer = g.ggml_backend_cpu_buffer_from_ptr(data.ctypes.data, n_bytes)
+        g.ggml_backend_buffer_set_usage(buffer, BUFFER_USAGE_WEIGHTS)
+        self._stack.callback(g.ggml_backend_buffer_free, buffer)
+        for weight, entry in zip(packed, entries, strict=True):
+            g.ggml_backend_tensor_alloc(buffer, weight.address, data.ctypes.data + entry.offset)
+
     @cached_property
     def _mapped(self) -> mmap.mmap:
         with open(self._file.path, "rb") as source:
@@ -249,7 +295,8 @@ class Weights:
         Errors: LoadError when the file shrank since it was checked.
         """
         pages = np.frombuffer(self._mapped, dtype=np.uint8)
-        copied = [w for w in self._placed() if not w.is_mapped]
+        kept = self._packed(self._packer) if self._packer and self._is_kept else []
+        copied = [w for w in self._placed() if not w.is_mapped and w not in kept]
         total = sum(w.file_bytes for w in copied) or 1
         if Path(self._file.path).stat().st_size < self._file.size:
             raise LoadError(f"{self._file.path} became shorter while it was being loaded")
@@ -266,6 +313,9 @@ class Weights:
                 if length > 0 and not self._shares_pages(part):
                     self._mapped.madvise(mmap.MADV_DONTNEED, begin, length)
         progress(1.0)
+        if self._cache and self._packer and self._packed_data is not None and not self._is_kept:
+            self._stack.callback(self._cache.close)
+            self._cache.keep(self._entries(self._packed(self._packer)), self._packed_data)
 
     def _shares_pages(self, part: TensorInfo) -> bool:
         return any(w.is_mapped and part in w.parts for w in self._placed())
@@ -289,6 +339,9 @@ class Weights:
         g.ggml_backend_tensor_set(weight.address, whole.ctypes.data, 0, whole.size)
         return int(whole.size)
 
+    def _packed(self, packer: Packer) -> list[Weight]:
+        return [w for w in self._placed() if w.buffer_type is packer.buffer_type]
+
     def _placed(self) -> Sequence[Weight]:
         return list({w.address: w for w in self._weights.values()}.values())
 
@@ -308,6 +361,7 @@ class Weights:
 
     def close(self) -> None:
         self._stack.close()
+        self._packed_data = None
         self._weights.clear()
 
 

@@ -12,7 +12,7 @@ namespace {
 struct Experts {
   const Format* format;
   int64_t n_in, n_rows, n_experts, matrix_bytes;
-  Pieces pieces;
+  Shares shares;
 };
 
 // Number i of a tensor I32 [n_used, n] whose columns may lie apart.
@@ -162,7 +162,7 @@ PUNA_EXPORT void puna_order_node(void* node, int thread, int n_threads, void* ex
 }
 
 // Node: F32 [n_rows, n_used, n] from ordered activations and packed weights; user data is the Experts.
-PUNA_EXPORT void puna_experts_node(void* node, int, int n_threads, void* experts) {
+PUNA_EXPORT void puna_experts_node(void* node, int thread, int n_threads, void* experts) {
   const Tensor* to = static_cast<Tensor*>(node);
   Experts& m = *static_cast<Experts*>(experts);
   const int64_t n = n_columns(to);
@@ -173,9 +173,10 @@ PUNA_EXPORT void puna_experts_node(void* node, int, int n_threads, void* experts
     const int64_t n_tokens = order.begin[e + 1] - order.begin[e];
     if (n_tokens) n_pieces += pieces_of(m, n_tokens, n, n_used, n_threads);
   }
-  // Pieces come to a thread in rising order, so that it finds their experts in passing.
+  // Most pieces come to a thread in rising order, so that it finds their experts in passing.
   int64_t e = -1, end = 0, n_of_expert = 0, offset = 0, next_offset = 0;
-  m.pieces.each(static_cast<int>(n_pieces), n_threads, [&](int i) {
+  m.shares.each(static_cast<int>(n_pieces), thread, n_threads, [&](int i) {
+    if (i < end - n_of_expert) e = -1, end = 0, next_offset = 0;
     while (i >= end) {
       e++;
       const int64_t n_tokens = order.begin[e + 1] - order.begin[e];
@@ -191,7 +192,7 @@ PUNA_EXPORT void puna_experts_node(void* node, int, int n_threads, void* experts
 }
 
 // Node: the same from one token's x F32 [n_in, n_used or 1] and experts I32 [n_used], that every thread rounds for itself.
-PUNA_EXPORT void puna_token_experts_node(void* node, int, int n_threads, void* experts) {
+PUNA_EXPORT void puna_token_experts_node(void* node, int thread, int n_threads, void* experts) {
   const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0], *ids = to->src[2];
   Experts& m = *static_cast<Experts*>(experts);
   const Rounding how = m.format->rounding;
@@ -199,7 +200,7 @@ PUNA_EXPORT void puna_token_experts_node(void* node, int, int n_threads, void* e
   char* memory = static_cast<char*>(scratch.of(n_inputs * column_bytes));
   for (int64_t i = 0; i < n_inputs; i++) chosen->round(how, column(x, i), Activations(how, m.n_in, 1, memory + i * column_bytes), 0, 0, m.n_in);
   const int64_t n_pieces = pieces_of(m, 1, n_used, n_used, n_threads);
-  m.pieces.each(static_cast<int>(n_used * n_pieces), n_threads, [&](int i) {
+  m.shares.each(static_cast<int>(n_used * n_pieces), thread, n_threads, [&](int i) {
     const int64_t slot = i / n_pieces;
     const int32_t e = expert_of(ids, slot);
     if (e < 0 || e >= m.n_experts) abort();  // as ggml does

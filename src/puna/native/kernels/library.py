@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 VERSION = 4
 
+# Of packed matrices, which all instruction sets read alike: another one when formats.h lays them out in another way.
+LAYOUT = "1"
+
 PLACE = "PUNA"  # beside the names of ggml's kinds of memory, that of matrices packed for these products
 
 ATTENTION = "PUNA attention"  # the same for what its keys and values may be held as

@@ -18,7 +18,7 @@ struct Linear {
   Gate gate;
   bool has_norm;
   float eps;
-  Pieces pieces;
+  Shares shares;
 
   // Of which activations take the most memory.
   Rounding widest() const {
@@ -77,7 +77,8 @@ void multiply_gated(const Linear& l, const Activations* a, const uint8_t* const*
     }
 }
 
-void multiply_all(Linear& l, const Activations* a, const uint8_t* const* weights, const Addends& addends, float* y, int n_threads) {
+void multiply_all(Linear& l, const Activations* a, const uint8_t* const* weights, const Addends& addends, float* y, int thread,
+                  int n_threads) {
   const int n_matrices = l.gate == gate_none ? l.n : 1;
   int64_t stripes[most_matrices + 1] = {0}, rows[most_matrices + 1] = {0};  // where each matrix begins
   for (int i = 0; i < n_matrices; i++) {
@@ -87,7 +88,7 @@ void multiply_all(Linear& l, const Activations* a, const uint8_t* const* weights
   const int64_t n_stripes = stripes[n_matrices], pairs = (n_stripes + 1) / 2, y_stride = rows[n_matrices];
   const Chunks chunks(l.widest(), l.n_in, a[0].n);
   const int64_t per_chunk = n_threads == 1 ? 1 : smaller(pairs, n_threads * pieces_of_thread);
-  l.pieces.each(static_cast<int>(per_chunk * chunks.n), n_threads, [&](int piece) {
+  l.shares.each(static_cast<int>(per_chunk * chunks.n), thread, n_threads, [&](int piece) {
     const int64_t part = piece % per_chunk, first = piece / per_chunk * chunks.size, n = smaller(chunks.size, a[0].n - first);
     const int64_t begin = pairs * part / per_chunk * 2, end = smaller(pairs * (part + 1) / per_chunk * 2, n_stripes);
     if (l.gate != gate_none) return multiply_gated(l, a, weights, addends, y, begin, end, first, n, chunks.tile);
@@ -163,19 +164,19 @@ PUNA_EXPORT void puna_normalise_node(void* node, int thread, int n_threads, void
 
 // Node: F32 [all rows, n...] from activations, once for each kind of rounding, packed weights and what is added; user data is
 // the Linear.
-PUNA_EXPORT void puna_linear_node(void* node, int, int n_threads, void* linear) {
+PUNA_EXPORT void puna_linear_node(void* node, int thread, int n_threads, void* linear) {
   const Tensor* to = static_cast<Tensor*>(node);
   Linear& l = *static_cast<Linear*>(linear);
   Activations a[most_matrices] = {{blocks_of_32, 0, 0, nullptr}, {blocks_of_32, 0, 0, nullptr}, {blocks_of_32, 0, 0, nullptr},
                                   {blocks_of_32, 0, 0, nullptr}};
   for (int i = 0; i < l.n_roundings; i++) a[i] = Activations(l.roundings[i], l.n_in, n_columns(to), to->src[i]->data);
   const Operands operands(l, to, l.n_roundings);
-  multiply_all(l, a, operands.weights, operands.addends, static_cast<float*>(to->data), n_threads);
+  multiply_all(l, a, operands.weights, operands.addends, static_cast<float*>(to->data), thread, n_threads);
 }
 
 // Node: the same from a few columns x F32 [n_in, n...], and a norm's weight where there is one: every thread normalises and
 // rounds them for itself, which is sooner done than waiting for each other between two nodes.
-PUNA_EXPORT void puna_column_linear_node(void* node, int, int n_threads, void* linear) {
+PUNA_EXPORT void puna_column_linear_node(void* node, int thread, int n_threads, void* linear) {
   const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0];
   Linear& l = *static_cast<Linear*>(linear);
   const int64_t n = n_columns(x), value_bytes = Activations::aligned(l.n_in * static_cast<int64_t>(sizeof(float)));
@@ -199,7 +200,7 @@ PUNA_EXPORT void puna_column_linear_node(void* node, int, int n_threads, void* l
     for (int i = 0; i < l.n_roundings; i++) chosen->round(l.roundings[i], from, a[i], t, 0, l.n_in);
   }
   const Operands operands(l, to, l.has_norm ? 2 : 1);
-  multiply_all(l, a, operands.weights, operands.addends, static_cast<float*>(to->data), n_threads);
+  multiply_all(l, a, operands.weights, operands.addends, static_cast<float*>(to->data), thread, n_threads);
 }
 
 // Outside of graphs, for tests.

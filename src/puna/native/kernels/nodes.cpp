@@ -22,14 +22,14 @@ constexpr const Instructions* known[] = {
 struct Matrix {
   const Format* format;
   int64_t n_in, n_rows;
-  Pieces pieces;
+  Shares shares;
 };
 
-void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, float* y, int n_threads) {
+void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, float* y, int thread, int n_threads) {
   const Chunks chunks(m.format->rounding, m.n_in, a.n);
   const int64_t n_stripes = stripes_of(m.n_rows), pairs = (n_stripes + 1) / 2;
   const int64_t per_chunk = n_threads == 1 ? 1 : smaller(pairs, n_threads * pieces_of_thread);
-  m.pieces.each(static_cast<int>(per_chunk * chunks.n), n_threads, [&](int i) {
+  m.shares.each(static_cast<int>(per_chunk * chunks.n), thread, n_threads, [&](int i) {
     const int64_t piece = i % per_chunk, first = i / per_chunk * chunks.size, end = smaller(first + chunks.size, a.n);
     const int64_t begin = pairs * piece / per_chunk * 2, stop = smaller(pairs * (piece + 1) / per_chunk * 2, n_stripes);
     multiply_chunk(*m.format, a, Work{weights, m.n_rows, begin, stop, first, end - first, y, m.n_rows}, chunks.tile);
@@ -132,7 +132,7 @@ PUNA_EXPORT void puna_round(int type, const float* x, int64_t n_in, int64_t n, v
 PUNA_EXPORT void puna_multiply(void* matrix, const void* packed, const void* rounded, int64_t n, float* y) {
   Matrix& m = *static_cast<Matrix*>(matrix);
   const Activations a(m.format->rounding, m.n_in, n, const_cast<void*>(rounded));
-  multiply_node(m, a, static_cast<const uint8_t*>(packed), y, 1);
+  multiply_node(m, a, static_cast<const uint8_t*>(packed), y, 0, 1);
 }
 
 PUNA_EXPORT void puna_unpack(int type, const void* packed, int64_t n_in, int64_t row, float* values) {

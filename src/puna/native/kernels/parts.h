@@ -1,11 +1,12 @@
 // How the tokens and rows of a product are cut into parts that stay in the caches.
 #pragma once
 #include "node.h"
+#include "shares.h"
 
 namespace puna {
 namespace {
 
-constexpr int pieces_of_thread = 8;
+constexpr int pieces_of_thread = 16;
 // Activations that all stripes of a thread pass over before the next come: they stay in its second cache.
 constexpr int64_t activation_bytes = 512 << 10;
 

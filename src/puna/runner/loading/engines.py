@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from puna import settings
 from puna.compat.model import LlamaModel
 from puna.compat.model import Options as LlamaOptions
 from puna.engines import Choice, choose
@@ -131,6 +132,7 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
         adapters=options.adapters,
         flash_attention=options.flash_attention,
         kernels=wanted(),
+        packed_cache_bytes=settings.load().packed_cache,
     )
     try:
         facts.require_plain({kind.ggml_name for kind in backend.tensor_types})

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from puna import packed_files
 from puna.errors import BadRequest, FileFormatError, NotFound, StoreError
 from puna.store.disk import space
 from puna.store.disk.files import (
@@ -214,8 +215,9 @@ class Blobs:
                 return writer.commit()
 
     def remove(self, digest: str) -> None:
-        """Remove a blob; one that is not there is no error."""
+        """Remove a blob and what was made of it; one that is not there is no error."""
         self.path(digest).unlink(missing_ok=True)
+        packed_files.remove(self.folder.parent, digest)
 
     def __iter__(self) -> Iterator[str]:
         """Digests of all blobs, in no order; what has another name is left out.

@@ -98,5 +98,13 @@ def test_the_sanitizers_find_nothing(sanitized: Path, tmp_path: Path, name: str)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_piece_of_work_is_done_once(tmp_path: Path) -> None:
+    program, source = tmp_path / "every_piece", Path(__file__).with_name("every_piece.cpp")
+    options = ("-std=c++17", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{build.FOLDER}")
+    subprocess.run([*build.compiler(), *options, str(source), "-o", str(program)], check=True, capture_output=True, timeout=600)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_library_needs_nothing_of_python() -> None:
     assert not hasattr(ctypes.CDLL(str(build.LIBRARY)), "PyInit_kernels")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,6 +188,18 @@ def test_what_is_packed_is_little_larger_than_the_file() -> None:
         ratio = KERNELS.puna_packed_bytes(tensor_type, 2048, 2048) / (2048 * 2048 // block * n_bytes)
         assert 1 <= ratio < 1.04, (name, ratio)
         assert KERNELS.puna_packed_bytes(tensor_type, 2048, 33) % 64 == 0
+
+
+def test_a_change_of_the_layout_gets_another_number() -> None:
+    """Files of packed weights outlive the library that wrote them."""
+    digest = hashlib.sha256()
+    for _, tensor_type in sorted(ALL_TYPES.items()):
+        n_weights, n_bytes = _block(tensor_type)
+        data = np.random.default_rng(0).integers(0, 256, 48 * 512 // n_weights * n_bytes, np.uint8)
+        memory = packed.aligned(KERNELS.puna_packed_bytes(tensor_type, 512, 48))
+        KERNELS.puna_pack(tensor_type, data.ctypes.data, 512, 0, 48, memory.ctypes.data)
+        digest.update(memory.tobytes())
+    assert (library.LAYOUT, digest.hexdigest()[:16]) == ("1", "f6017aee1e5d522f")
 
 
 def test_other_types_and_shapes_are_not_packed() -> None:

@@ -1,0 +1,155 @@
+"""Packed matrices of a model, kept in a file so that the next load maps them instead of packing them anew.
+
+The file is a header and the bytes of all packed matrices. The header is what this model and this layout make of it, to the
+byte, and the file's name has a part of its digest; so nothing of a file is ever interpreted: it is the expected one or it is
+not used. A few rows are compared with the model's as well, which a file that was spoilt or made by other sources would not stand.
+
+What was packed is written by a thread of low priority while the model is already used. A file gets its name when all of
+it is on the disk. Where that cannot be, nothing is kept and nothing fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from puna import packed_files
+from puna.native.kernels.library import LAYOUT
+
+log = logging.getLogger(__name__)
+
+# Fewer bytes than these are packed as soon as mapped.
+KEPT_FROM_BYTES = 256 << 20
+_CHUNK_BYTES = 8 << 20
+_MAGIC = b"puna packed weights\n"
+_NICENESS = 19
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One matrix: the tensors whose rows it has, and where it lies in the data."""
+
+    names: tuple[str, ...]
+    type_name: str
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+
+
+class PackedCache:
+    """The place for one model's packed matrices, which need not be there."""
+
+    def __init__(self, model: Path, limit: int) -> None:
+        self._model = model
+        self._limit = limit
+        self._writer: threading.Thread | None = None
+        self._is_closed = threading.Event()
+
+    @classmethod
+    def beside(cls, model: str | Path, limit: int) -> PackedCache | None:
+        """None where nothing is to be kept, or the file is not one of a folder of models."""
+        return cls(Path(model), limit) if limit > 0 and packed_files.place_of(Path(model), LAYOUT) else None
+
+    def _place(self, header: bytes) -> Path:
+        path = packed_files.place_of(self._model, f"{LAYOUT}-{hashlib.sha256(header).hexdigest()[:16]}")
+        assert path is not None  # or nothing would be beside the model
+        return path
+
+    def find(self, entries: Sequence[Entry], is_sound: Callable[[Bytes], bool]) -> Bytes | None:
+        """The data as it is on disk; None where it is not, or *is_sound* says that it is something else."""
+        header, n_bytes = _header(self._model, entries), sum(entry.n_bytes for entry in entries)
+        path, mapped = self._place(header), None
+        try:
+            with open(path, "rb") as file:
+                is_whole = os.fstat(file.fileno()).st_size == len(header) + n_bytes and file.read(len(header)) == header
+                if is_whole:
+                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.debug("packed weights %s are not used: %s", path, error)
+            return None
+        if mapped is not None and is_sound(data := np.frombuffer(mapped, np.uint8)[len(header) :]):
+            with suppress(AttributeError, OSError, ValueError):
+                mapped.madvise(mmap.MADV_WILLNEED)
+            with suppress(OSError):
+                os.utime(path)  # what was not used for longest goes first
+            return data
+        log.info("packed weights %s are not those of the model; they are made again", path)
+        with suppress(OSError):
+            path.unlink()
+        return None
+
+    def keep(self, entries: Sequence[Entry], data: Bytes) -> None:
+        """Begin to write; *data* must stay until close."""
+        if data.size < KEPT_FROM_BYTES or data.size > self._limit:
+            return
+        header = _header(self._model, entries)
+        arguments = (self._place(header), header, data)
+        self._writer = threading.Thread(target=self._write, args=arguments, name="keep packed weights", daemon=True)
+        self._writer.start()
+
+    def _write(self, path: Path, header: bytes, data: Bytes) -> None:
+        if hasattr(os, "setpriority"):
+            with suppress(OSError):  # of this thread alone, where the system counts those
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        folder, unfinished = path.parent, ""
+        try:
+            packed_files.tidy(folder.parent, self._limit, room_for=data.size)
+            folder.mkdir(exist_ok=True)
+            if shutil.disk_usage(folder).free < 2 * data.size:
+                log.info("packed weights are not kept: %s has little room", folder)
+                return
+            with tempfile.NamedTemporaryFile(
+                dir=folder, prefix=f"{path.name}-", suffix=packed_files.UNFINISHED, delete=False
+            ) as file:
+                unfinished = file.name
+                file.write(header)
+                for begin in range(0, data.size, _CHUNK_BYTES):
+                    if self._is_closed.is_set():
+                        return
+                    file.write(data[begin : begin + _CHUNK_BYTES].data)
+                    file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+            unfinished = ""
+            log.info("packed weights are kept in %s, so that the next load maps them", path)
+        except OSError as error:
+            log.info("packed weights are not kept: %s", error)
+        finally:
+            if unfinished:
+                with suppress(OSError):
+                    os.unlink(unfinished)
+
+    def wait(self) -> None:
+        """Until what is being written is there."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def close(self) -> None:
+        """End writing, with what is there of it or without."""
+        self._is_closed.set()
+        self.wait()
+
+
+def _header(model: Path, entries: Sequence[Entry]) -> bytes:
+    """Whole pages, so that the data begins one."""
+    table: list[Any] = [[e.names, e.type_name, e.shape, e.offset, e.n_bytes] for e in entries]
+    text = _MAGIC + json.dumps({"of": model.name, "layout": LAYOUT, "tensors": table}).encode() + b"\n"
+    return text.ljust(-(-len(text) // mmap.PAGESIZE) * mmap.PAGESIZE)
