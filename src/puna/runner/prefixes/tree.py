@@ -1,7 +1,7 @@
 """Which sequences begin as a prompt does: a radix tree over what each of them holds.
 
-An item is a token, or whatever else takes a position and is known by a hash: of an image, say, its digest and the place
-in it, which equals no token. The tree has the items from the lists it was given, and copies none.
+Its items are the elements of prefix keys (puna.runner.prefixes.key), or whatever else takes a position and is known by a hash.
+The tree has the items from the lists it was given, and copies none.
 """
 
 from __future__ import annotations

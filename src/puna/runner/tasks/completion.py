@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from puna.errors import BadRequest, ContextOverflow
 from puna.runner.failures import deliver
 from puna.runner.prefixes.groups import Group, cut, without
-from puna.runner.prefixes.salt import salted
+from puna.runner.prefixes.key import scoped
 from puna.runner.scheduling.schedule import Progress
 from puna.runner.scheduling.shift import dropped
 from puna.runner.scheduling.task import Reason
@@ -90,7 +90,7 @@ class Completion:
         self._n_emitted = 0  # characters
         self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # with the character at which the token's text begins
         self._prompt_tokens = list(self.tokens) if wire.return_tokens else []
-        self.tokens = salted(self.tokens, wire.salt)  # after all that takes tokens for what they are
+        self.tokens = scoped(self.tokens, wire.salt)  # after all that takes tokens for what they are
         self._started = 0
         self._first_token = 0
 
@@ -104,7 +104,7 @@ class Completion:
         """Leave these tokens out; none of the groups is split."""
         self.groups = without(begin, end, self.groups)
         del self.tokens[begin:end]
-        self.tokens[:1] = salted(self.tokens[:1], self.wire.salt)
+        self.tokens[:1] = scoped(self.tokens[:1], self.wire.salt)
 
     @property
     def progress(self) -> Progress:

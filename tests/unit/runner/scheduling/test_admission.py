@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from puna.kvcache.cache import UNLIMITED, resume_point
+from puna.runner.prefixes.key import Element
 from puna.runner.prefixes.slots import MIN_COPY_GAIN, Slot, Slots
 from puna.runner.prefixes.tree import Items, PrefixTree
 from puna.runner.scheduling.admission import MIN_SHARED, QUEUE_WINDOW, next_to_start, pause
@@ -143,6 +144,8 @@ def choose(waiting: list[Asked], running: list[Asked], slots: Slots) -> Asked | 
 
 # Prompts are made of these, so that long beginnings are common and end anywhere.
 PARTS = [[1] * 9, [1] * 5 + [2] * 6, [2] * 30, [1, 2] * 8, [1]]
+# Of images whose rows are all the same token.
+PARTS += [[Element(1, source=(digest, row)) for row in range(12)] for digest in ("cat", "dog")]
 PROMPTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=8).map(lambda parts: [t for part in parts for t in part])
 WHICH = st.integers(0, N_PARALLEL - 1)
 
