@@ -150,7 +150,7 @@ class LlamaModel:
             n_cells=limits.n_cells,
             n_sequences=limits.max_sequences,
             n_batch=limits.n_batch,
-            n_outputs=limits.n_batch if embeds else max_rows or limits.max_sequences,
+            n_outputs=limits.n_batch if embeds else max_rows or limits.max_outputs,
             n_threads=self._options.n_threads,
             cache_type=self._options.cache_type,
             flash_attention=self._options.flash_attention,

@@ -31,10 +31,15 @@ class Limits:
     n_ctx: int  # positions one sequence may reach
     n_batch: int  # tokens in one step at most
     n_pool: int = 0  # tokens that all sequences together may hold; 0: n_ctx each
+    n_outputs: int = 0  # rows of one step that may be outputs, of whichever sequences; 0: one of each
 
     @property
     def n_cells(self) -> int:
         return max(self.n_pool or self.n_ctx * self.max_sequences, self.n_ctx)
+
+    @property
+    def max_outputs(self) -> int:
+        return min(self.n_outputs or self.max_sequences, self.n_batch)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _BYTES_PER_UNMERGED_TOKEN = 76  # of vocabularies without merges
 def with_host(report: MemoryReport, opened: Opened) -> MemoryReport:
     """The report, with what the process takes beside it."""
     file, limits = opened.backend.file, opened.limits
-    host = _vocabulary(file) + _rows(file, limits.n_batch) + 4 * limits.max_sequences * opened.n_vocab
+    host = _vocabulary(file) + _rows(file, limits.n_batch) + 4 * limits.max_outputs * opened.n_vocab
     return msgspec.structs.replace(report, host=report.host + host)
 
 

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 # Beside the sequences that run, as many keep the prefixes of requests that have ended; all share one pool of cells.
 SEQUENCES_PER_REQUEST = 2
 
+# Rows of a step whose output a completion may ask for (Task.output_rows); memory for so many is measured and taken.
+OUTPUTS_PER_SEQUENCE = 1
+
 _CACHE_TYPES = {"f16": DType.F16, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
 
 
@@ -113,6 +116,7 @@ def _limits(file: GGUFFile, options: LoadOptions) -> Limits:
         n_ctx=n_ctx,
         n_batch=min(options.n_batch, n_ctx),
         n_pool=options.n_pool or n_ctx * options.n_parallel,
+        n_outputs=options.n_parallel * SEQUENCES_PER_REQUEST * OUTPUTS_PER_SEQUENCE,
     )
 
 

@@ -83,7 +83,7 @@ class Forward:
             self._drop()
 
     def plan_largest(self, place: int = 0) -> Built:
-        n_tokens, n_outputs = self._limits.n_batch, min(self._limits.max_sequences, self._limits.n_batch)
+        n_tokens, n_outputs = self._limits.n_batch, self._limits.max_outputs
         shape = self._cache.start_reserve(n_tokens)
         self._drop()
         self._built = self._build((n_tokens, n_outputs, 0, shape), place)
