@@ -99,11 +99,11 @@ def test_memory_for_more_rows_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
     path = write_llama(tmp_path / "tiny.gguf")
     options = LoadOptions(n_ctx=256, n_parallel=2, n_batch=32, n_threads=1)
     totals = []
-    for n_rows in (1, 8):
+    for n_rows in (1, 4):
         monkeypatch.setattr(engines, "OUTPUTS_PER_SEQUENCE", n_rows)
         reply = Engine(path, new_engine).load(LoadRequest(operation="fit", options=options))
         assert reply.memory is not None
         totals.append(reply.memory.total)
     with GGUFFile.open(path) as file:
         n_vocab = len(file.metadata.get("tokenizer.ggml.tokens", ()))
-    assert totals[1] - totals[0] >= 4 * n_vocab * (32 - 4)
+    assert totals[1] - totals[0] >= 4 * n_vocab * (16 - 4)
