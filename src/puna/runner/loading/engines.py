@@ -171,7 +171,7 @@ def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, ch
     facts.require_plain(types)
     limits = _limits(file, options)
     pooling = pooling_of(file)
-    wanted = LlamaOptions(
+    llama_options = LlamaOptions(
         n_threads=n_threads,
         cache_type=int(_CACHE_TYPES[options.kv_cache_type]),
         pooling=int(pooling),
@@ -181,7 +181,7 @@ def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, ch
         layers=options.gpu_layers,
         adapters=options.adapters,
     )
-    model = LlamaModel(file, limits, wanted, whole_texts=_limits_of_whole_texts(limits, options))
+    model = LlamaModel(file, limits, llama_options, whole_texts=_limits_of_whole_texts(limits, options))
     if model.sees_whole_text and pooling not in (Pooling.NONE, Pooling.RANK):
         pooling = Pooling.CLS  # libllama has pooled: each row stands for its text
     return Opened(

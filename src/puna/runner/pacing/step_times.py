@@ -25,7 +25,7 @@ KEPT = 0.98
 # The last steps, of which a quarter may have been interrupted.
 RECENT = 16
 
-# Steps that took so many times more or less than was said are of a machine that has changed: they say how busy it is, and only
+# Steps that took so many times more or less than predicted are of a machine that has changed: they say how busy it is, and only
 # when that is known again what a part of a step costs.
 SURPRISING = 1.5
 
@@ -90,7 +90,7 @@ class StepTimes:
 
     def _slowness(self, prices: Floats, share: float) -> float:
         """By what factor this share of the recent steps took at most longer than the prices say."""
-        ratios = sorted(seconds / said for done, seconds in self._recent if (said := float(_scaled(done) @ prices)) > 0)
+        ratios = sorted(seconds / predicted for done, seconds in self._recent if (predicted := float(_scaled(done) @ prices)) > 0)
         return ratios[int(share * (len(ratios) - 1))] if ratios else 1.0
 
 

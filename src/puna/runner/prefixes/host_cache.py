@@ -75,7 +75,7 @@ class HostCache:
                     best, most = entry, point
         return best, most
 
-    def keep(self, sequence: int, tokens: list[int]) -> bool:
+    def store(self, sequence: int, tokens: list[int]) -> bool:
         """Copy what a sequence holds, which are these tokens; the list must not be changed any more.
 
         Where that takes too much, without what windows have forgotten. False, and nothing is kept, where that does as well
@@ -120,7 +120,7 @@ class HostCache:
         if self._entries.get(entry.number) is entry:
             self._entries[entry.number] = self._entries.pop(entry.number)
 
-    def bring_back(self, entry: Entry, sequence: int, length: int) -> None:
+    def restore(self, entry: Entry, sequence: int, length: int) -> None:
         """The sequence, which is empty, holds the first *length* tokens of an entry, which goes if that is nearly all.
 
         It may have gone before, for one that was kept since it was found.

@@ -28,7 +28,7 @@ MIN_RESTORE_GAIN = 32
 SHRUNK_AT_ONCE = 32
 
 # What is put into the host cache is copied as a whole, for the sake of the tokens that would be lost: one in so many at least.
-MAX_PUT_PER_LOST = 16
+MAX_STORED_PER_LOST = 16
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Slots:
         self.slots = [Slot(i) for i in range(n_sequences)]
         self._prefixes = PrefixTree(n_sequences)  # of the slots' tokens, those that are still to be computed as well
         self._clock = 0
-        self._united_at = -1  # on the clock: copies were sought in vain, or there are none left
+        self._deduplicated_at = -1  # on the clock: copies were sought in vain, or there are none left
 
     @property
     def n_free(self) -> int:
@@ -94,7 +94,7 @@ class Slots:
         for its answer and by those that run; what lies in another sequence is copied only beside that.
         """
         self._clock += 1
-        slot, length = self._bring_back(tokens, groups) or self._take(tokens, groups, n_needed)
+        slot, length = self._from_host_cache(tokens, groups) or self._take(tokens, groups, n_needed)
         length = self._resumable(slot, length, tokens, groups)
         self._cache.remove(slot.sequence, length)
         self.replace(slot.sequence, tokens, length)
@@ -119,10 +119,10 @@ class Slots:
         length = shared[best.sequence]
         if most >= length + MIN_COPY_GAIN:
             donor = self.slots[shared.index(most)]
-            self._put_away(best, 0)
+            self._offload(best, 0)
             self._copy(donor.sequence, best, most, n_needed + len(tokens) - most)
             return best, most
-        self._put_away(best, self._resumable(best, length, tokens, groups))
+        self._offload(best, self._resumable(best, length, tokens, groups))
         return best, length
 
     def _copy(self, source: int, slot: Slot, length: int, n_needed: int) -> None:
@@ -179,7 +179,7 @@ class Slots:
         """Of the first *length* tokens of a prompt, as many as the slot can go on from: never the last, and whole groups."""
         return resume_point(self._cache, slot.sequence, whole(0, min(length, len(tokens) - 1), 0, groups))
 
-    def _bring_back(self, tokens: list[int], groups: Sequence[Group]) -> tuple[Slot, int] | None:
+    def _from_host_cache(self, tokens: list[int], groups: Sequence[Group]) -> tuple[Slot, int] | None:
         """A slot with what the host cache has of the prompt, and how much; None where it does not pay or finds no room."""
         entry, spared = self.host_cache.find(tokens) if self.host_cache else (None, 0)
         if self.host_cache is None or entry is None:
@@ -203,19 +203,19 @@ class Slots:
             return 0
         self.host_cache.use(entry)
         if not slot.is_busy:
-            self._put_away(slot, 0)
+            self._offload(slot, 0)
         self.empty(slot.sequence)
         while self._cache.n_free < length and self.evict():
             pass
         try:
-            self.host_cache.bring_back(entry, slot.sequence, length)
+            self.host_cache.restore(entry, slot.sequence, length)
         except CacheFull:
             return 0
         return length
 
-    def put_away(self, sequence: int) -> None:
+    def offload(self, sequence: int) -> None:
         """Before a request gives way: what it has computed goes to the host cache, if that is worth it; it stays here as well."""
-        self._put_away(self.slots[sequence], 0)
+        self._offload(self.slots[sequence], 0)
 
     def shrink(self, sequence: int, n_short: int) -> int:
         """Give up the last tokens of a sequence for the sake of so many that lack room; how many are left."""
@@ -225,20 +225,20 @@ class Slots:
         slot.length = length
         return length
 
-    def unite(self, *, also_busy: bool) -> None:
+    def deduplicate(self, *, also_busy: bool) -> None:
         """Where sequences hold copies of the same tokens, leave one, which all of them read.
 
         Those that run read more slowly then, so only idle ones give up copies unless *also_busy*.
         """
-        if also_busy and self._united_at == self._clock:
+        if also_busy and self._deduplicated_at == self._clock:
             return
         for slot in sorted(self.slots, key=_rank):
             if slot.length and (also_busy or not slot.is_busy):
-                self._unite(slot)
+                self._deduplicate(slot)
         if also_busy:
-            self._united_at = self._clock
+            self._deduplicated_at = self._clock
 
-    def _unite(self, slot: Slot) -> None:
+    def _deduplicate(self, slot: Slot) -> None:
         """With the sequence that shares most of what the slot holds, of those of a lower rank."""
         most, holder = 0, -1
         for shared, sequences in self._prefixes.along(slot.tokens[: slot.length]):
@@ -249,7 +249,7 @@ class Slots:
         if most >= MIN_COPY_GAIN:
             self._cache.share_prefix(holder, slot.sequence, most)
 
-    def _put_away(self, slot: Slot, kept: int) -> None:
+    def _offload(self, slot: Slot, kept: int) -> None:
         """Before a slot loses all but its first *kept* tokens: if nobody else holds the others, all goes to the host cache."""
         if self.host_cache is None or slot.length - kept < MIN_LOST:
             return
@@ -257,8 +257,8 @@ class Slots:
         n_elsewhere, _ = self._most_held(tokens, but=slot.sequence)
         _, n_spared = self.host_cache.find(tokens)
         n_lost = len(tokens) - max(kept, n_elsewhere, n_spared)
-        if n_lost >= MIN_LOST and len(tokens) <= MAX_PUT_PER_LOST * n_lost:
-            self.host_cache.keep(slot.sequence, tokens)
+        if n_lost >= MIN_LOST and len(tokens) <= MAX_STORED_PER_LOST * n_lost:
+            self.host_cache.store(slot.sequence, tokens)
 
     def record(self, sequence: int, tokens: list[int], length: int) -> None:
         """The cache holds the first *length* of these tokens in the sequence now, and nothing else.
@@ -292,7 +292,7 @@ class Slots:
         slot = next((s for s in idle if self._makes_room(s, idle)), None)
         if slot is None:
             return False
-        self._put_away(slot, 0)
+        self._offload(slot, 0)
         self.empty(slot.sequence)
         return True
 

@@ -73,7 +73,7 @@ def _encoded(source: GGUFFile, tensor: TensorInfo, kind: TensorType, pool: Execu
         raise PunaError(f"tensor {tensor.name!r} in {kind.ggml_name}: {error}") from error
 
 
-def _say(**fields: int | str) -> None:
+def _print(**fields: int | str) -> None:
     print(json.dumps(fields), flush=True)
 
 
@@ -95,11 +95,11 @@ def main() -> int:
             def on_tensor(n_bytes: int) -> None:
                 nonlocal done
                 done += n_bytes
-                _say(done=done, total=total)
+                _print(done=done, total=total)
 
             quantise(file, arguments.target, arguments.kind, pool, on_tensor)
     except (PunaError, OSError) as error:
-        _say(error=str(error))
+        _print(error=str(error))
         return 1
     return 0
 

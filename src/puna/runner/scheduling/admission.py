@@ -71,17 +71,17 @@ class Room:
         n_there, holder = self.slots.share(request.tokens)
         if request.is_paused and request.n_computed >= n_there:
             n_there, holder = request.n_computed, request.slot
-        n_wanted = self.n_promised(request) + self.n_needed(request, n_there)
-        if self._cache.n_free >= n_wanted:
+        n_required = self.n_promised(request) + self.n_needed(request, n_there)
+        if self._cache.n_free >= n_required:
             return True
         younger = [r.slot for r in self._running if r.is_paused and (not request.is_paused or r.order > request.order)]
-        if self._has_spare(n_wanted, younger, holder, n_there):
+        if self._has_spare(n_required, younger, holder, n_there):
             return True
-        self.slots.unite(also_busy=True)
-        return self._has_spare(n_wanted, younger, holder, n_there)
+        self.slots.deduplicate(also_busy=True)
+        return self._has_spare(n_required, younger, holder, n_there)
 
-    def _has_spare(self, n_wanted: int, younger: Sequence[int], holder: int, n_there: int) -> bool:
-        return self._cache.n_free + self.slots.n_spare(younger, holder, n_there) >= n_wanted
+    def _has_spare(self, n_required: int, younger: Sequence[int], holder: int, n_there: int) -> bool:
+        return self._cache.n_free + self.slots.n_spare(younger, holder, n_there) >= n_required
 
 
 def next_to_start(waiting: Iterable[T], running: Sequence[Task], slots: Slots) -> T | None:
@@ -124,13 +124,13 @@ def make_room(
 
     if n_short() <= 0:
         return chosen
-    slots.unite(also_busy=False)
+    slots.deduplicate(also_busy=False)
     if n_short() > 0:
         spared = slots.holders(queue)
         while n_short() > 0 and slots.evict(spared):
             pass
     if n_short() > 0:
-        slots.unite(also_busy=True)
+        slots.deduplicate(also_busy=True)
     while n_short() > 0:
         holding = [r for r in running if r.is_paused and r.n_computed]
         going = [r for r in running if not r.is_paused and not r.is_done]
@@ -147,7 +147,7 @@ def make_room(
 
 
 def pause(request: Task, slots: Slots) -> None:
-    slots.put_away(request.slot)
+    slots.offload(request.slot)
     request.is_paused = True
 
 

@@ -1,6 +1,6 @@
 """Which tokens the next step computes: a pure decision over counters.
 
-There is no prefill and no decode mode. Each request has tokens it wants computed and tokens that are; a request that
+There is no prefill and no decode mode. Each request has tokens that are known and tokens that are computed; a request that
 decodes is one token behind, a new prompt is far behind.
 """
 
@@ -26,13 +26,13 @@ class Progress(NamedTuple):
     """One request as the scheduler sees it."""
 
     n_computed: int
-    n_wanted: int
+    n_tokens: int  # that are known
     n_checkpoint: int = 0  # a step should end after so many tokens, not go beyond; 0: it may
     groups: Sequence[Group] = ()  # each is computed in one step; none is larger than a batch
 
     @property
     def n_behind(self) -> int:
-        return self.n_wanted - self.n_computed
+        return self.n_tokens - self.n_computed
 
 
 def schedule(requests: Sequence[Progress], n_batch: int, pace: Pace = UNBOUNDED) -> list[int]:
@@ -73,9 +73,9 @@ class _Budget:
     seconds: float
     prices: Prices
 
-    def tokens_for(self, begin: int, n_wanted: int, part: float, least: int) -> int:
+    def tokens_for(self, begin: int, n_most: int, part: float, least: int) -> int:
         """Of so many tokens of a prompt, those that this part of the budget pays, and *least* whatever they cost."""
-        most = min(n_wanted, max(math.ceil(self.tokens * part), min(least, self.tokens)))
+        most = min(n_most, max(math.ceil(self.tokens * part), min(least, self.tokens)))
         paid = self.prices.tokens_for(self.seconds * part, begin, most)
         return max(paid if paid == most else _rounded(self.n_rows + paid) - self.n_rows, min(least, most))
 
@@ -99,7 +99,7 @@ def _share(prompts: Sequence[Progress], places: Sequence[int], counts: list[int]
 def _give(prompt: Progress, place: int, counts: list[int], budget: _Budget, part: float, least: int) -> None:
     """The part of the budget that a prompt can use, and more only to finish a group."""
     begin = prompt.n_computed + counts[place]
-    end = prompt.n_wanted
+    end = prompt.n_tokens
     if prompt.n_checkpoint > prompt.n_computed:
         end = min(end, prompt.n_checkpoint)
     paid = budget.tokens_for(begin, end - begin, part, least) if budget.tokens > 0 and end > begin else 0

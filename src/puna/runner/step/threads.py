@@ -32,7 +32,7 @@ def taken_by_others(used: Usage, n_cores: int) -> float:
     return min(max(used.busy - used.own, 0.0) / used.wall, float(n_cores)) if used.wall > 0 else 0.0
 
 
-def wanted_by_others(used: Usage, n_threads: int, n_cores: int) -> float:
+def demanded_by_others(used: Usage, n_threads: int, n_cores: int) -> float:
     """Cores that other processes would use if they were free.
 
     Where cores are short, h others beside n of ours on N cores leave us n N / (n + h) of them: the time that our threads
@@ -98,8 +98,8 @@ class Threads:
         return self.count != before
 
     def _choose(self, used: Usage, now: float) -> None:
-        wanted = wanted_by_others(used, self.count, self._n_cores)
-        fitting = threads_beside(wanted, self._most, self._n_cores, _SPARED)
+        demand = demanded_by_others(used, self.count, self._n_cores)
+        fitting = threads_beside(demand, self._most, self._n_cores, _SPARED)
         room = threads_beside(taken_by_others(used, self._n_cores), self._most, self._n_cores, _SPARED_TO_GROW)
         if (fitting if self.count == self._most else room) == self._most:
             self.count, self._rival, self._is_trial = self._most, 0, False

@@ -70,16 +70,16 @@ class _Exchange:
         self._is_counted = is_counted
         self._handle: Handle | None = None
         self._has_ended = False
-        self._is_unwanted = False
+        self._is_cancelled = False
 
     def started(self, handle: Handle | None) -> None:
         self._handle = handle
-        if self._is_unwanted:
+        if self._is_cancelled:
             self.cancel()
 
     def cancel(self) -> None:
         """Before or after the engine has it."""
-        self._is_unwanted = True
+        self._is_cancelled = True
         if self._handle is not None:
             self._handle.cancel()
 

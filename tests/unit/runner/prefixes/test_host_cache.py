@@ -30,7 +30,7 @@ def make(n_tokens: int, **options: int) -> tuple[HostCache, SavingTokenCache]:
 
 def put(host_cache: HostCache, cache: SavingTokenCache, tokens: list[int]) -> bool:
     cache.rows[0] = list(tokens)
-    is_kept = host_cache.keep(0, tokens)
+    is_kept = host_cache.store(0, tokens)
     cache.rows[0] = []
     host_cache.check_integrity()
     return is_kept
@@ -51,7 +51,7 @@ def test_a_prefix_is_found_as_far_as_it_goes_and_brought_back() -> None:
     entry, n_found = host_cache.find(numbers(0, 300))
     assert entry is not None
     assert n_found == 200
-    host_cache.bring_back(entry, 1, 200)
+    host_cache.restore(entry, 1, 200)
     assert cache.rows[1] == numbers(0, 200)
     assert (host_cache.n_entries, host_cache.n_bytes) == (0, 0)
 
@@ -61,7 +61,7 @@ def test_a_prefix_of_which_only_a_part_came_back_stays() -> None:
     put(host_cache, cache, numbers(0, 200))
     entry, _ = host_cache.find(numbers(0, 300))
     assert entry is not None
-    host_cache.bring_back(entry, 1, 200 - MIN_LOST)
+    host_cache.restore(entry, 1, 200 - MIN_LOST)
     assert spared(host_cache, numbers(0, 300)) == 200
 
 
@@ -109,7 +109,7 @@ def test_there_is_a_bound_on_how_many() -> None:
     host_cache, cache = make(1_000_000)
     for k in range(MAX_ENTRIES + 1):
         cache.rows[0] = numbers(100 * k, 2)
-        host_cache.keep(0, list(cache.rows[0]))
+        host_cache.store(0, list(cache.rows[0]))
     host_cache.check_integrity()
     assert (host_cache.n_entries, spared(host_cache, numbers(0, 2)), spared(host_cache, numbers(100, 2))) == (MAX_ENTRIES, 0, 2)
 
@@ -148,7 +148,7 @@ def test_where_the_cache_has_no_room_the_entry_stays() -> None:
     entry, _ = host_cache.find(numbers(0, 120))
     assert entry is not None
     with pytest.raises(CacheFull):
-        host_cache.bring_back(entry, 1, 120)
+        host_cache.restore(entry, 1, 120)
     assert (cache.rows[1], spared(host_cache, numbers(0, 120))) == ([], 120)
 
 
@@ -192,7 +192,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.kept)
     @rule(which=st.integers(0, 100), share=st.floats(0, 1), extra=PROMPTS)
-    def bring_back(self, which: int, share: float, extra: list[int]) -> None:
+    def restore(self, which: int, share: float, extra: list[int]) -> None:
         tokens = self.kept[which % len(self.kept)]
         prompt = tokens[: round(share * len(tokens))] + extra
         entry, n_found = self.host_cache.find(prompt)
@@ -200,7 +200,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         self.host_cache.use(entry)
         self.cache.rows[1] = []
-        self.host_cache.bring_back(entry, 1, n_found)
+        self.host_cache.restore(entry, 1, n_found)
         assert self.cache.rows[1] == prompt[:n_found]
         at = next(i for i, k in enumerate(self.kept) if k is entry.tokens)
         used = self.kept.pop(at)
@@ -242,12 +242,12 @@ def test_of_what_is_too_large_with_all_that_its_windows_forgot_the_end_is_kept()
     tokens = numbers(0, 4000)
     for max_bytes, is_lean in ((whole + 4000 * TOKEN_BYTES, False), (lean + 4000 * TOKEN_BYTES, True)):
         host_cache = HostCache(cache, MAX_SHARE * max_bytes, lambda: 1 << 40)
-        assert host_cache.keep(0, tokens)
+        assert host_cache.store(0, tokens)
         host_cache.check_integrity()
         assert host_cache.find([*tokens, 7])[1] == 4000
         assert host_cache.find([*tokens[:1000], 7])[1] == (0 if is_lean else 1000)
         cache.remove(1, 0)
         (entry,) = host_cache._entries.values()
-        host_cache.bring_back(entry, 1, 4000)
+        host_cache.restore(entry, 1, 4000)
         assert step(cache, [(1, 4000)], [-1.0]) == [{**{p: float(p) for p in range(3981, 4000)}, 4000: -1.0}]
         cache.check_integrity()

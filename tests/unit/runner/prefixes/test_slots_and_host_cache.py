@@ -13,7 +13,7 @@ from tests.unit.runner.scheduling.test_admission import N_PARALLEL, N_SEQUENCES,
 from tests.unit.runner.token_cache import SavingTokenCache
 
 from puna.runner.prefixes.host_cache import MIN_LOST, HostCache
-from puna.runner.prefixes.slots import MAX_PUT_PER_LOST, MIN_RESTORE_GAIN, Slots
+from puna.runner.prefixes.slots import MAX_STORED_PER_LOST, MIN_RESTORE_GAIN, Slots
 
 MEGABYTE = 1 << 20
 
@@ -69,7 +69,7 @@ def test_little_that_is_lost_is_not_worth_a_copy() -> None:
 
 def test_a_long_prefix_is_not_copied_for_a_small_part_of_it() -> None:
     slots, cache = make(1, max_bytes=16 * MEGABYTE)
-    common = MAX_PUT_PER_LOST * MIN_LOST
+    common = MAX_STORED_PER_LOST * MIN_LOST
     run(slots, cache, [*talk(0, common), *talk(1, MIN_LOST)])
     run(slots, cache, [*talk(0, common), *talk(2, MIN_LOST)])
     assert cache.n_saves == 0
@@ -108,7 +108,7 @@ def test_a_slot_that_spares_nearly_as_much_is_taken_instead(n_held: int, n_found
     holder, _ = run(slots, cache, talk(0, n_held))
     assert slots.host_cache is not None
     cache.rows[1 - holder] = talk(0, 200)
-    slots.host_cache.keep(1 - holder, talk(0, 200))
+    slots.host_cache.store(1 - holder, talk(0, 200))
     cache.rows[1 - holder] = []
     sequence, length = run(slots, cache, talk(0, 300))
     assert (length, sequence == holder) == (n_found, n_found == n_held)

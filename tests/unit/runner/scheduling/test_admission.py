@@ -229,9 +229,9 @@ class AnyOrder(RuleBasedStateMachine):
                 assert request.n_computed == self.cache.length(request.slot) < n_before
 
     @rule(also_busy=st.booleans())
-    def unite(self, also_busy: bool) -> None:
+    def deduplicate(self, also_busy: bool) -> None:
         before = copy.deepcopy(self.cache.rows)
-        self.slots.unite(also_busy=also_busy)
+        self.slots.deduplicate(also_busy=also_busy)
         assert self.cache.rows == before
 
     @rule(which=WHICH)

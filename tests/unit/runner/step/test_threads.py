@@ -19,7 +19,7 @@ from puna.host import usable_cores
 from puna.native.usage import Usage, usage
 from puna.runner.engine import Engine
 from puna.runner.loading.load import n_threads
-from puna.runner.step.threads import TRY_AFTER_S, WINDOW_S, Threads, wanted_by_others
+from puna.runner.step.threads import TRY_AFTER_S, WINDOW_S, Threads, demanded_by_others
 from puna.wire import CompletionReply, CompletionRequest, LoadOptions, LoadRequest, Piece
 
 Step = Callable[[int], float]
@@ -207,7 +207,7 @@ def test_the_time_before_a_request_counts_as_well() -> None:
     ],
 )
 def test_accounts_that_do_not_quite_agree(used: Usage, wanted: float) -> None:
-    assert wanted_by_others(used, 2, 2) == pytest.approx(wanted, abs=0.01)
+    assert demanded_by_others(used, 2, 2) == pytest.approx(wanted, abs=0.01)
 
 
 @pytest.fixture
