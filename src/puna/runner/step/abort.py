@@ -49,6 +49,7 @@ class CurrentStep:
                 self._host.abort()
 
     def abort_last(self) -> None:
-        """No step is worth finishing any more; any thread."""
-        self._is_last = True
-        self.abort_unwanted()
+        """No step is worth finishing any more, nor the reading of weights before the first; any thread."""
+        with self._lock:
+            self._is_last = True
+            self._host.abort()
