@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "puna"
-DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 ROOMS = ["server", "runner"]  # a request's way leads through them
 MAX_FILES = 10
 
@@ -30,7 +30,7 @@ def exists(name: str) -> bool:
     return is_built or any((base / name).exists() for base in (ROOT, PACKAGE))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_document_names_what_exists(document: Path) -> None:
     gone = sorted({name for name in names_in(document.read_text()) if not exists(name)})
     assert not gone, f"{document.name} names what is not there"

@@ -14,19 +14,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute, Route
+from starlette.types import ExceptionHandler
 
 from puna import packed_files
 from puna.errors import PunaError
 from puna.llm.launch import Launcher
 from puna.server.answering.rendering import Renderers
-from puna.server.apis import metrics, openapi
-from puna.server.apis.anthropic import messages
-from puna.server.apis.native import account, chat, embed, generate, models, ps, rerank
-from puna.server.apis.openai import chat as openai_chat
-from puna.server.apis.openai import completions, embeddings, responses
-from puna.server.apis.openai import models as openai_models
-from puna.server.apis.openai import rerank as openai_rerank
+from puna.server.apis.routes import all_routes
 from puna.server.http import errors
 from puna.server.http.access import ApiKeys, read_keys
 from puna.server.http.bodies import BodiesInFlight
@@ -40,7 +34,12 @@ from puna.store.store import Store
 
 log = logging.getLogger(__name__)
 
-_HEAD_PATHS = frozenset({"/", "/health", "/api/version", "/api/tags"})
+_ERRORS: dict[type[Exception], ExceptionHandler] = {
+    PunaError: errors.on_error,
+    ClientDisconnect: errors.on_disconnect,
+    HTTPException: errors.on_http_error,
+    Exception: errors.on_error,
+}
 
 
 def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher: Launcher | None = None) -> Starlette:
@@ -49,68 +48,41 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
     *launcher*: what the scheduler starts runners with, if it has something to open and close.
     """
     launcher = launcher or Launcher()
-    renderers = Renderers()
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
-        launcher.open()
-        looking = asyncio.create_task(scheduler.machine.look(), name="search for devices")
-        try:
-            await asyncio.to_thread(_tidy_up, store, settings.packed_cache)
-            yield
-        finally:
-            looking.cancel()
-            await asyncio.wait({looking})
-            await scheduler.close()
-            await launcher.close()
-            await renderers.close()
-            await asyncio.to_thread(store.close)
-
-    middleware = [Middleware(RequestIds), Middleware(CORS, Origins(settings.origins))]
-    if settings.host.is_loopback:
-        middleware.append(Middleware(LocalHosts))
-    if keys := read_keys(settings):
-        middleware.append(Middleware(ApiKeys, keys, isolate=settings.isolate_keys))
-    middleware += [Middleware(CancelOnDisconnect), Middleware(BodiesInFlight)]
-    routes: list[BaseRoute] = [
-        *ps.routes,
-        *generate.routes,
-        *chat.routes,
-        *embed.routes,
-        *rerank.routes,
-        *models.routes,
-        *openai_chat.routes,
-        *completions.routes,
-        *openai_models.routes,
-        *embeddings.routes,
-        *openai_rerank.routes,
-        *responses.routes,
-        *messages.routes,
-        *metrics.routes,
-        *openapi.routes,
-        *account.routes,
-    ]
-    for route in routes:
-        _take_head_from(route)
+    pipeline = Pipeline(settings, store, scheduler, Metrics(scheduler.models, launcher.spare), Renderers())
     app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        lifespan=lifespan,
-        exception_handlers={
-            PunaError: errors.on_error,
-            ClientDisconnect: errors.on_disconnect,
-            HTTPException: errors.on_http_error,
-            Exception: errors.on_error,
-        },
+        routes=all_routes(),
+        middleware=_middleware(settings),
+        lifespan=lambda _: _lifespan(pipeline, launcher),
+        exception_handlers=_ERRORS,
     )
-    app.state.pipeline = Pipeline(settings, store, scheduler, Metrics(scheduler.models, launcher.spare), renderers)
+    app.state.pipeline = pipeline
     return app
 
 
-def _take_head_from(route: BaseRoute) -> None:
-    """Starlette has every GET answer HEAD as well; here some paths do, and elsewhere it is a method that is not allowed."""
-    if isinstance(route, Route) and route.methods and "GET" in route.methods and route.path not in _HEAD_PATHS:
-        route.methods.discard("HEAD")
+@asynccontextmanager
+async def _lifespan(pipeline: Pipeline, launcher: Launcher) -> AsyncGenerator[None, None]:
+    launcher.open()
+    search = asyncio.create_task(pipeline.scheduler.machine.look(), name="search for devices")
+    try:
+        await asyncio.to_thread(_tidy_up, pipeline.store, pipeline.settings.packed_cache)
+        yield
+    finally:
+        search.cancel()
+        await asyncio.wait({search})
+        await pipeline.scheduler.close()
+        await launcher.close()
+        await pipeline.renderers.close()
+        await asyncio.to_thread(pipeline.store.close)
+
+
+def _middleware(settings: Settings) -> list[Middleware]:
+    """What stands before every route, outermost first."""
+    found = [Middleware(RequestIds), Middleware(CORS, Origins(settings.origins))]
+    if settings.host.is_loopback:
+        found.append(Middleware(LocalHosts))
+    if keys := read_keys(settings):
+        found.append(Middleware(ApiKeys, keys, isolate=settings.isolate_keys))
+    return [*found, Middleware(CancelOnDisconnect), Middleware(BodiesInFlight)]
 
 
 def _tidy_up(store: Store, packed_bytes: int) -> None:
