@@ -77,6 +77,12 @@ def test_a_name_with_several_addresses() -> None:
     assert reach.allowed("cdn.example", [PRIVATE, PUBLIC]) == [PUBLIC]
 
 
+def test_nobody_may_name_a_link_local_address() -> None:
+    """Where machines in clouds keep their secrets."""
+    with pytest.raises(SourceError):
+        Reach("169.254.169.254").allowed("169.254.169.254", [ipaddress.ip_address("169.254.169.254")])
+
+
 def test_a_name_that_changes_its_mind() -> None:
     reach = Reach("registry.example")
     reach.allowed("registry.example", [PUBLIC])
