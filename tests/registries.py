@@ -12,6 +12,8 @@ import hashlib
 import json
 import re
 import socket
+import socketserver
+import ssl
 import struct
 import threading
 import time
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -68,11 +71,30 @@ class Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _do(self) -> None:
+        if self.command == "CONNECT":
+            self._tunnel()
+            return
         with self.server.lock:
             self.server.seen.append((self.command, self.path))
             if "Authorization" in self.headers:
                 self.server.credentials.append(self.headers["Authorization"])
         self.server.answer(self)
+
+    def _tunnel(self) -> None:
+        """Be the proxy and what it leads to in one: from here on, the connection is the other host's, with its certificate."""
+        assert self.server.tls is not None
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.flush()
+        self.connection = self.server.tls.wrap_socket(self.connection, server_side=True)
+        self.rfile = self.connection.makefile("rb", self.rbufsize)
+        self.wfile = socketserver._SocketWriter(self.connection)  # type: ignore[attr-defined]
+        self.close_connection = False
+        try:
+            while not self.close_connection:
+                self.handle_one_request()
+        finally:
+            self.connection.close()
 
     def reply(self, status: int, content: bytes = b"", **headers: str) -> None:
         self.send_response(status)
@@ -108,6 +130,7 @@ class Host(ThreadingHTTPServer):
         self.seen: list[tuple[str, str]] = []
         self.credentials: list[str] = []
         self.sockets: set[socket.socket] = set()
+        self.tls: ssl.SSLContext | None = None
 
     @property
     def netloc(self) -> str:
@@ -149,8 +172,12 @@ class Upload:
 class Registry:
     """A registry and its object store; use ``running``."""
 
-    def __init__(self, *, needs_token: bool = True) -> None:
+    def __init__(self, *, needs_token: bool = True, host_name: str = "", certificate: Path | None = None) -> None:
         self.host = Host(self._answer)
+        self.base = f"https://{host_name}" if host_name else f"http://{self.host.netloc}"
+        if certificate is not None:
+            self.host.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.host.tls.load_cert_chain(certificate)
         self.storage = Host(self._serve_blob)
         self.needs_token = needs_token
         self.manifests: dict[tuple[str, str], bytes] = {}
@@ -216,7 +243,7 @@ class Registry:
             request.reply(404)
             return
         if not self._is_known(request):
-            challenge = f'Bearer realm="http://{self.netloc}/token",service="registry",scope="repository:{match[1]}:pull,push"'
+            challenge = f'Bearer realm="{self.base}/token",service="registry",scope="repository:{match[1]}:pull,push"'
             if self._hits("realm elsewhere"):
                 challenge = f'Bearer realm="http://{self.storage.netloc}/token",service="registry",scope="x"'
             if self._hits("no challenge"):
@@ -247,7 +274,7 @@ class Registry:
         public = load_ssh_public_key(f"ssh-ed25519 {key}".encode())
         assert isinstance(public, Ed25519PublicKey)
         empty = base64.b64encode(hashlib.sha256(b"").hexdigest().encode()).decode()
-        public.verify(base64.b64decode(signature), f"GET,http://{self.netloc}{request.path},{empty}".encode())
+        public.verify(base64.b64decode(signature), f"GET,{self.base}{request.path},{empty}".encode())
         query = parse_qs(urlsplit(request.path).query)
         assert abs(time.time() - int(query["ts"][0])) < 600
         assert len(base64.urlsafe_b64decode(query["nonce"][0] + "==")) == 16
@@ -315,6 +342,8 @@ class Registry:
             case "redirect inwards":
                 request.reply(307, location="http://169.254.169.254/latest/meta-data/")
             case "blob direct":
+                self._send(request, content)
+            case _ if self.host.tls is not None:  # which a redirect to the object store would leave
                 self._send(request, content)
             case _:
                 with self._lock:

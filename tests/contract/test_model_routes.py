@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 import json
@@ -15,10 +16,13 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import ollama
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from puna.api.client import Client
 from puna.errors import PunaError, SourceError
@@ -31,7 +35,7 @@ from puna.store.recipe import Recipe
 from puna.store.sources.elsewhere import Elsewhere
 from puna.store.store import Store
 from tests.patience import PATIENCE_S, wait_until
-from tests.registries import Registry
+from tests.registries import Handler, Host, Registry
 from tests.unit.store.faults import failing_at
 from tests.unit.store.gguf_files import write_model
 from tests.unit.store.wheels import write_wheel
@@ -295,6 +299,44 @@ def test_a_model_goes_to_a_registry_and_comes_back(
     assert {**whole, "status": f"pulling {blob.digest[7:19]}"} in found
     assert store.get(name).digest == before.digest
     assert http.post("/api/push", json={"model": name, "insecure": True, "stream": False}).json() == {"status": "success"}
+
+
+def test_the_account_is_the_keys(http: httpx.Client, store: Store, tmp_path: Path) -> None:
+    """Whoever has added the key to an account is signed in; signing out takes it out."""
+    owners: dict[str, dict[str, str]] = {}
+
+    def answer(request: Handler) -> None:
+        path = urlsplit(request.path).path
+        key, _, signature = request.headers["Authorization"].partition(":")
+        public = load_ssh_public_key(f"ssh-ed25519 {key}".encode())
+        assert isinstance(public, Ed25519PublicKey)
+        public.verify(base64.b64decode(signature), f"{request.command},{request.path}".encode())
+        if key not in owners:
+            request.reply(401)
+        elif path == "/api/me":
+            request.reply(200, json.dumps(owners[key]).encode())
+        else:
+            line = base64.urlsafe_b64decode(path.removeprefix("/api/user/keys/") + "==").decode()
+            assert (request.command, line) == ("DELETE", f"ssh-ed25519 {key}")
+            del owners[key]
+            request.reply(200)
+
+    host = Host(answer)
+    store._elsewhere = Elsewhere(key_path=tmp_path / "id_ed25519", account=f"http://{host.netloc}")
+    with host.running():
+        refused = http.post("/api/me")
+        url = refused.json()["signin_url"]
+        assert (refused.status_code, refused.json()["error"]) == (401, "unauthorized")
+        assert url.startswith(f"http://{host.netloc}/connect?name=")
+        shown = base64.urlsafe_b64decode(parse_qs(urlsplit(url).query)["key"][0] + "==").decode()
+        assert shown == (tmp_path / "id_ed25519.pub").read_text().strip()
+        assert error_of(http.post("/api/signout")) == (401, "you are not currently signed in")
+        owners[shown.split()[1]] = {"name": "ann", "email": "ann@example.com", "plan": ""}
+        assert http.post("/api/me").json() == {"name": "ann", "email": "ann@example.com", "plan": "free"}
+        assert http.post("/api/signout").json() is None
+        assert http.post("/api/me").status_code == 401
+    assert error_of(http.post("/api/me")) == (503, "account unavailable")
+    assert error_of(http.post("/api/signout")) == (500, "there was an error signing out")
 
 
 def test_pushes_that_are_refused(http: httpx.Client) -> None:

@@ -106,6 +106,22 @@ class Client:
         """Fetch a model, and have it called *name* if that is given."""
         return self._stream("/api/pull", {"model": model, "insecure": insecure, **({"as": name} if name else {})})
 
+    def push(self, model: str, *, insecure: bool = False) -> Iterator[Reply]:
+        """Send a model to the registry of its name."""
+        return self._stream("/api/push", {"model": model, "insecure": insecure})
+
+    def me(self) -> Reply:
+        """The account, or where to sign in to one."""
+        with self._translated_errors():
+            reply = self._http.post("/api/me")
+        return self._parse((reply if reply.status_code == 401 else self._check(reply)).text)
+
+    def sign_out(self) -> bool:
+        """Returns whether there was an account to sign out of."""
+        with self._translated_errors():
+            reply = self._http.post("/api/signout")
+        return reply.status_code != 401 and bool(self._check(reply))
+
     def create(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         return self._stream("/api/create", request)
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from puna import __version__
+from puna.cli.account import signin, signout
 from puna.cli.connect import connected
 from puna.cli.cp import cp
 from puna.cli.create import create
@@ -21,6 +22,7 @@ from puna.cli.native import native
 from puna.cli.options import JsonFlag
 from puna.cli.ps import ps
 from puna.cli.pull import pull
+from puna.cli.push import push
 from puna.cli.rm import rm
 from puna.cli.run import run
 from puna.cli.serve import serve
@@ -75,6 +77,11 @@ app.command("serve", epilog=_SERVE_EPILOG)(serve)
 app.command("start", hidden=True, epilog=_SERVE_EPILOG)(serve)
 app.command("run")(run)
 app.command("pull")(pull)
+app.command("push")(push)
+app.command("signin")(signin)
+app.command("login", hidden=True)(signin)
+app.command("signout")(signout)
+app.command("logout", hidden=True)(signout)
 app.command("create")(create)
 app.command("list")(list_models)
 app.command("ls", hidden=True)(list_models)

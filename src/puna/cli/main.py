@@ -12,7 +12,7 @@ from puna.cli import connect
 from puna.cli.terminal import accept_all_text
 from puna.errors import PunaError
 
-_MAY_NEED_A_SERVER = frozenset({"run", "pull", "list", "ls", "show", "create", "rm", "cp"})
+_MAY_NEED_A_SERVER = frozenset({"run", "pull", "push", "signin", "signout", "list", "ls", "show", "create", "rm", "cp"})
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import typer
 from puna.errors import NotFound
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the server's reply as JSON.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Allow registries without a valid certificate.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Speak plain HTTP with the registry.")]
 Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="Only models whose names begin with this.", show_default=False)]
 
 

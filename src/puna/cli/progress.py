@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from puna.cli.format import human_bytes
+from puna.cli.format import human_bytes, human_duration
 from puna.cli.terminal import is_terminal, printable
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _SPINNER_DELAY_S = 0.3
 _LINE_STEP_PERCENT = 10
+_PACE_FROM_S = 1.0
 
 
 class Display(Protocol):
@@ -49,10 +51,12 @@ class _Lines:
     def __init__(self) -> None:
         self._status = ""
         self._percent = 0
+        self._began = (0.0, 0)  # when a step was first seen, and how much of it was done then
 
     def update(self, status: str, completed: int, total: int) -> None:
         if status != self._status:
             self._status, self._percent = status, -1
+            self._began = (time.monotonic(), completed)
         if not total:
             if self._percent < 0:
                 self._percent = 0
@@ -61,7 +65,17 @@ class _Lines:
         percent = min(completed * 100 // total, 100)
         if self._percent < 0 or percent // _LINE_STEP_PERCENT > self._percent // _LINE_STEP_PERCENT:
             self._percent = percent
-            self._say(f"{status}: {percent}% ({human_bytes(completed)} of {human_bytes(total)})")
+            self._say(f"{status}: {percent}% ({human_bytes(completed)} of {human_bytes(total)}{self._pace(completed, total)})")
+
+    def _pace(self, completed: int, total: int) -> str:
+        """Rate and time left, once they can be told."""
+        began, before = self._began
+        elapsed = time.monotonic() - began
+        if elapsed < _PACE_FROM_S or completed <= before:
+            return ""
+        rate = (completed - before) / elapsed
+        left = f", {human_duration(round((total - completed) / rate))} left" if completed < total else ""
+        return f", {human_bytes(round(rate))}/s{left}"
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ from puna.store.recipe import Recipe
 from puna.store.sources import file
 from puna.store.sources.elsewhere import Elsewhere
 from puna.store.sources.reference import is_reference, source_of
+from puna.store.sources.registry.account import Account
 from puna.store.sources.registry.push import push
 from puna.store.sources.source import Finished, Ingredients, Source
 from puna.store.transfers import Transfers
@@ -82,6 +83,11 @@ class Store(ModelFolder):
         Errors: InvalidName.
         """
         return source_of(reference, self._elsewhere, insecure=insecure)
+
+    @property
+    def account(self) -> Account:
+        """Whose models this machine may push."""
+        return Account(self._elsewhere)
 
     def push(self, text: str, report: Report = silent, *, insecure: bool = False) -> None:
         """Send a model to the registry of its name.

@@ -83,6 +83,7 @@ class FakeServer:
     blobs: dict[str, bytes] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
     address: Address = field(default_factory=Address)
+    user: str = ""  # who is signed in
 
     def reset(self) -> None:
         for memory in (self.requests, self.pulled, self.blobs, self.cancelled):
@@ -102,6 +103,9 @@ class FakeServer:
                 Route("/api/chat", self._chat, methods=["POST"]),
                 Route("/api/embed", self._embed, methods=["POST"]),
                 Route("/api/pull", self._pull, methods=["POST"]),
+                Route("/api/push", self._push, methods=["POST"]),
+                Route("/api/me", self._me, methods=["POST"]),
+                Route("/api/signout", self._signout, methods=["POST"]),
                 Route("/api/create", self._create, methods=["POST"]),
                 Route("/api/copy", self._copy, methods=["POST"]),
                 Route("/api/delete", self._delete, methods=["DELETE"]),
@@ -186,6 +190,22 @@ class FakeServer:
             layer = {"status": "pulling 0123456789ab", "digest": "sha256:0123", "total": 1000}
             events += [{**layer, "completed": n} for n in (0, 40, 500, 1000)] + [{"status": "success"}]
         return StreamingResponse(iter([_line(event) for event in events]), media_type="application/x-ndjson")
+
+    async def _push(self, request: Request) -> Response:
+        body = await self._body(request)
+        layer = {"status": "pushing 0123456789ab", "digest": "sha256:0123", "total": 1000, "completed": 1000}
+        events: list[Json] = [{"status": "retrieving manifest"}]
+        events += [{"error": "unauthorized: access denied"}] if body["model"] == "nowhere" else [layer, {"status": "success"}]
+        return StreamingResponse(iter([_line(event) for event in events]), media_type="application/x-ndjson")
+
+    async def _me(self, request: Request) -> Response:
+        if self.user:
+            return JSONResponse({"name": self.user, "plan": "free"})
+        return JSONResponse({"error": "unauthorized", "signin_url": "https://example.com/connect?name=box&key=c3No"}, 401)
+
+    async def _signout(self, request: Request) -> Response:
+        was_in, self.user = bool(self.user), ""
+        return JSONResponse(None) if was_in else JSONResponse({"error": "you are not currently signed in"}, 401)
 
     async def _create(self, request: Request) -> Response:
         body = await self._body(request)

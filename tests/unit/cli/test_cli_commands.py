@@ -229,6 +229,28 @@ def test_show_takes_one_such_flag(puna: Cli) -> None:
 # --- pull, cp, rm, stop ---------------------------------------------------------------------------------------------
 
 
+def test_push_shows_the_servers_progress(puna: Cli, fake: FakeServer) -> None:
+    done = puna("push", "me/m", "--insecure")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == ["retrieving manifest", "pushing 0123456789ab: 100% (1 KB of 1 KB)", "success"]
+    assert fake.bodies("/api/push") == [{"model": "me/m", "insecure": True}]
+    assert [json.loads(line)["status"] for line in puna("push", "--json", "m").stdout.splitlines()][-1] == "success"
+    done = puna("push", "nowhere")
+    assert (done.returncode, done.stderr) == (1, "retrieving manifest\nError: unauthorized: access denied\n")
+
+
+def test_signing_in_and_out(puna: Cli, fake: FakeServer) -> None:
+    shown = puna("signin")
+    assert shown.returncode == 0
+    assert "https://example.com/connect?name=box&key=c3No" in shown.stdout
+    assert puna("signout").stdout == "You are not signed in to ollama.com\n"
+    fake.user = "ann"
+    assert puna("signin").stdout == "You are already signed in as user 'ann'\n"
+    assert puna("login").stdout == "You are already signed in as user 'ann'\n"
+    assert puna("signout").stdout == "You have signed out of ollama.com\n"
+    assert puna("logout").stdout == "You are not signed in to ollama.com\n"
+
+
 def test_pull_fails_with_the_servers_words(puna: Cli) -> None:
     done = puna("pull", "nowhere")
     assert (done.returncode, done.stdout) == (1, "")

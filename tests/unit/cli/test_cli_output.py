@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -134,6 +137,32 @@ def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pulling [manifest]" in shown
     assert re.search(r"pulling 0123456789ab.*100%.*2\.0/2\.0 MB", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown))
     assert shown.count("success") == 1
+
+
+def test_lines_tell_rate_and_time_left_once_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere than on a terminal: one line for each tenth of a layer."""
+    now = 100.0
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def events() -> Iterator[dict[str, Any]]:
+        nonlocal now
+        for megabyte in range(101):
+            yield {
+                "status": "pulling 0123456789ab",
+                "digest": "sha256:x",
+                "total": 100_000_000,
+                "completed": megabyte * 1_000_000,
+            }
+            now += 0.2
+
+    progress.follow(events())
+    lines = err.getvalue().splitlines()
+    assert len(lines) == 11
+    assert lines[0] == "pulling 0123456789ab: 0% (0 B of 100 MB)"
+    assert lines[5] == "pulling 0123456789ab: 50% (50 MB of 100 MB, 5 MB/s, 10 seconds left)"
+    assert lines[10] == "pulling 0123456789ab: 100% (100 MB of 100 MB, 5 MB/s)"
 
 
 def test_a_short_wait_shows_no_spinner(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,20 +19,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import httpx  # noqa: F401 - with what it needs, before the processes part
 import pytest
 
 from puna.errors import NotFound
 from puna.store.creating.create import create
+from puna.store.disk.partial import PARTIAL
 from puna.store.names import Name
 from puna.store.progress import Progress, silent
 from puna.store.recipe import Recipe
 from puna.store.sources.packages import pypi
 from puna.store.sources.packages.pip import Wheel
+from puna.store.sources.web import download
 from puna.store.store import Store
+from tests.registries import Registry
 from tests.unit.store.faults import watching
+from tests.unit.store.gguf_files import write_model
 
 KEEPER = "keeper"
 PACKAGE = "tiny-model"
+REGISTRY = Registry(needs_token=False)
 
 
 class CopyingPip:
@@ -139,12 +145,15 @@ class Worker:
         self.changing(name, action, "gone")
 
     def pull(self) -> None:
-        self.store.pull(f"pypi:{PACKAGE}=={self.random.choice([1, 2])}.0", self.pause)
+        if self.random.random() < 0.5:
+            self.store.pull(f"pypi:{PACKAGE}=={self.random.choice([1, 2])}.0", self.pause)
+        else:
+            self.store.pull(f"{REGISTRY.netloc}/library/m:{self.random.choice([1, 2])}", self.pause, insecure=True)
 
 
-def age(folder: Path) -> None:
-    """Make everything look two hours old: what is at work is told from locks, not from clocks."""
-    then = time.time() - 7200
+def age(folder: Path, hours: int = 2) -> None:
+    """Make everything look old: what is at work is told from locks, not from clocks."""
+    then = time.time() - hours * 3600
     for parent, folders, files in os.walk(folder):  # which passes over what has just gone
         for name in (*folders, *files) if os.path.basename(parent) in ("blobs", "tmp") else ():
             with suppress(FileNotFoundError):
@@ -203,6 +212,14 @@ def pull_second(store: Store, folder: Path) -> None:
     store.pull(f"pypi:{PACKAGE}==2.0")
 
 
+def pull_blobs(store: Store, folder: Path) -> None:
+    store.pull(f"{REGISTRY.netloc}/library/m:1", insecure=True)
+
+
+def pull_other_blobs(store: Store, folder: Path) -> None:
+    store.pull(f"{REGISTRY.netloc}/library/m:2", insecure=True, name="chosen")
+
+
 def bring(store: Store, folder: Path) -> None:
     with store.work() as work:
         blob = store.blobs_of(work).import_file(max((folder / "weights").iterdir()))
@@ -235,7 +252,7 @@ def prune(store: Store, folder: Path) -> None:
     store.prune()
 
 
-STEPS = (bring, upload, replace, copy, pull_first, pull_second, delete, prune)
+STEPS = (pull_blobs, pull_other_blobs, bring, upload, replace, copy, pull_first, pull_second, delete, prune)
 MAX_CHANGES = 200
 
 
@@ -279,8 +296,8 @@ def after_a_crash(root: Path) -> list[str]:
     problems = damage(root)
     Store(root).prune()
     problems += damage(root)
-    problems += [f"{path.name} was left" for path in root.rglob("*") if is_unfinished(path)]
-    age(root)
+    problems += [f"{path.name} was left" for path in root.rglob("*") if is_unfinished(path) and not PARTIAL.match(path.name)]
+    age(root, 48)  # what was fetched of a blob waits a day for the next try
     Store(root).prune()
     problems += damage(root) + orphans(root)
     return problems
@@ -318,8 +335,20 @@ def orphans(root: Path) -> list[str]:
     ]
 
 
+def serve_models(folder: Path) -> None:
+    """Two models that share their weights with nobody, cut into several parts on their way."""
+    there = Store(folder / "there")
+    for seed in (1, 2):
+        blob = there.blobs.import_file(write_model(folder / f"served-{seed}.gguf", seed=100 + seed))
+        there.create(f"m:{seed}", Recipe(files={"m.gguf": blob.digest}, system=f"text {seed}"))
+        REGISTRY.add(there, f"m:{seed}", f"library/m:{seed}")
+
+
 if __name__ == "__main__":
     pytest.MonkeyPatch().setattr(pypi, "Pip", CopyingPip)
+    pytest.MonkeyPatch().setattr(download, "MIN_PART_BYTES", 500)
     root = Path(sys.argv[1])
     CopyingPip.links = root / "links"
-    print(json.dumps(main(root, *map(int, sys.argv[2:])) if sys.argv[2:] else crash_everywhere(root)))
+    serve_models(root)
+    with REGISTRY.running():
+        print(json.dumps(main(root, *map(int, sys.argv[2:])) if sys.argv[2:] else crash_everywhere(root)))

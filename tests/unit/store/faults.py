@@ -59,8 +59,8 @@ class _Unreadable:
         raise OSError(self._number, os.strerror(self._number))
 
 
-CHANGING = ("write", "fsync", "replace", "mkdir", "link", "unlink", "rmdir")
-GROWING = frozenset(("open", "write", "file.write", "fsync", "replace", "mkdir", "link"))
+CHANGING = ("write", "pwrite", "ftruncate", "fsync", "replace", "mkdir", "link", "unlink", "rmdir")
+GROWING = frozenset(("open", "write", "pwrite", "file.write", "fsync", "replace", "mkdir", "link"))
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def test_no_model_is_damaged_and_nothing_is_left(folder: Path, seed: int, n_kill
     there = {model.name.removesuffix(":latest") for model in Store(root).list()}
     assert {name for name, what in states.items() if what == "is"} <= there
     assert not {name for name, what in states.items() if what == "gone"} & there
-    at_work.age(root)
+    at_work.age(root, 48)
     Store(root).prune()
     assert at_work.damage(root) == []
     assert at_work.orphans(root) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from puna.errors import BadRequest, DiskFull, NotFound, PunaError, SourceError, UnsupportedModel
+from puna.errors import BadRequest, DiskFull, NotFound, PunaError, SourceError, StoreError, UnsupportedModel
 from puna.gguf.writer import GGUFWriter
 from puna.store.disk.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE
 from puna.store.disk.partial import PARTIAL
@@ -30,6 +31,7 @@ from puna.store.sources.web import download, http, retry
 from puna.store.store import Store
 from tests.patience import PATIENCE_S, wait_until
 from tests.registries import CHUNK_BYTES, Registry
+from tests.unit.store.faults import failing_at
 
 N_ROWS = 4096  # of 32 numbers: half a megabyte
 PART_BYTES = 100_000
@@ -391,6 +393,36 @@ def test_room_is_asked_for_before_anything_is_fetched(
     assert refusal.value.n_missing == 1000
     assert registry.n_bytes_sent == 0
     assert not here.blobs.folder.exists() or not os.listdir(here.blobs.folder)
+
+
+def _failure(store: Store, reference: str, index: int) -> StoreError | None:
+    """What a pull ends with when the disk is full from its n-th change on."""
+    try:
+        with failing_at(index, errno.ENOSPC, store.root):
+            pull(store, reference)
+    except StoreError as error:
+        return error
+    return None
+
+
+def test_a_disk_that_fills_at_any_write(registry: Registry, here: Store, there: Store, served: Served) -> None:
+    """The pull says that the disk is full, what is here stays whole, and with room again it goes on to its end."""
+    here.create("own", Recipe(files={"m.gguf": here.blobs.add(there.get("m").model_path.read_bytes()).digest}, system="x"))
+    own = here.get("own")
+    other = write_large(here.root.parent / "other.gguf", 5)
+    there.create("o", Recipe(files={"m.gguf": there.blobs.import_file(other).digest}, system="y"))
+    registry.add(there, "o", "library/o:latest")
+    reference = f"{registry.netloc}/library/o"
+    index = 0
+    while (failure := _failure(here, reference, index)) is not None:
+        assert isinstance(failure, DiskFull)
+        assert here.get("own") == own
+        with pytest.raises(NotFound):
+            here.get(reference)
+        index += 7 if index > 30 else 1
+        assert index < 300
+    assert index > 10
+    assert_whole(here, there, Served(reference, there.manifests.content(Name.parse("o"))))
 
 
 def test_names_that_may_not_be_pulled(registry: Registry, here: Store, served: Served) -> None:

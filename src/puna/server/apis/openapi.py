@@ -80,8 +80,8 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
     ("HEAD", "/api/tags"): Operation("Stored models"),
     ("GET", "/api/ps"): Operation("Loaded models", reply=generate.PsReply),
     ("GET", "/api/status"): Operation("Whether models elsewhere can be used", reply=_object(cloud={"type": "object"})),
-    ("POST", "/api/me"): Operation("Who is signed in: nobody, there are no accounts"),
-    ("POST", "/api/signout"): Operation("Sign out: nobody is signed in"),
+    ("POST", "/api/me"): Operation("Who is signed in, or where to sign in"),
+    ("POST", "/api/signout"): Operation("Sign out"),
     ("POST", "/api/show"): Operation("All about one model", models.ShowRequest, ("model",), models.ShowResponse),
     ("POST", "/api/generate"): Operation(
         "Continue a prompt; without one, load or unload the model",

@@ -181,8 +181,7 @@ class Partial:
             os.close(descriptor)
 
     def _remove_states(self) -> None:
-        for path in _states(self._blobs, self.digest):
-            path.unlink(missing_ok=True)
+        tidy(self._blobs, self.digest)
 
 
 def begin(blobs: Blobs, digest: str, n_bytes: int, part_bytes: int) -> Partial | None:
@@ -208,6 +207,15 @@ def begin(blobs: Blobs, digest: str, n_bytes: int, part_bytes: int) -> Partial |
                 os.close(descriptor)
             raise
     return partial
+
+
+def tidy(blobs: Blobs, digest: str) -> None:
+    """Remove the parts' files, of a blob that is here whole or is begun anew.
+
+    Errors: OSError; StoreError.
+    """
+    for path in _states(blobs, digest):
+        path.unlink(missing_ok=True)
 
 
 def divided(n_bytes: int, part_bytes: int) -> list[Part]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from puna.settings import Settings
 
+home = Path.home
+
 
 @dataclass(frozen=True)
 class Elsewhere:
@@ -16,7 +18,7 @@ class Elsewhere:
     hub: str = "https://huggingface.co"
     hub_token: str = field(default="", repr=False)
     account: str = "https://ollama.com"  # where one signs in
-    key_path: Path = field(default_factory=lambda: Path.home() / ".ollama" / "id_ed25519")
+    key_path: Path = field(default_factory=lambda: home() / ".ollama" / "id_ed25519")
 
     @classmethod
     def of(cls, settings: Settings) -> Elsewhere:

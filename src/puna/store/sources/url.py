@@ -55,16 +55,15 @@ class FileSource:
 
     url: str
     elsewhere: Elsewhere
+    insecure: bool = False
 
     @classmethod
     def parse(cls, text: str, elsewhere: Elsewhere, *, insecure: bool) -> FileSource:
-        """Errors: InvalidName; BadRequest for plain HTTP where that is not allowed."""
+        """Errors: InvalidName."""
         parts = urlsplit(text)
         if len(text) > MAX_LENGTH or not parts.hostname or parts.username or not text.isprintable() or " " in text:
             raise InvalidName("invalid model name: the address of a file needs a host, and holds no user and no spaces")
-        if parts.scheme.lower() == "http" and not insecure:
-            raise BadRequest("insecure protocol http")
-        return cls(parts._replace(scheme=parts.scheme.lower(), fragment="").geturl(), elsewhere)
+        return cls(parts._replace(scheme=parts.scheme.lower(), fragment="").geturl(), elsewhere, insecure)
 
     @property
     def key(self) -> str:
@@ -85,6 +84,8 @@ class FileSource:
         return permit
 
     def known(self, folder: ModelFolder, wanted: Name | None) -> StoredModel | None:
+        if self.url.startswith("http:") and not self.insecure:
+            raise BadRequest("insecure protocol http")
         name = wanted or self._name()
         folder.check_replaceable(name, self.permit(name))
         return None

@@ -208,10 +208,8 @@ def test_logprobs_of_plain_completions(shared: Live) -> None:
     assert shared.post("/v1/completions", {**ask, "logprobs": 21}).status_code == 400
 
 
-def test_there_are_no_accounts(shared: Live) -> None:
+def test_there_is_no_cloud(shared: Live) -> None:
     assert shared.client.get("/api/status").json() == {"cloud": {"disabled": True, "source": "none"}}
-    assert (shared.post("/api/me", {}).status_code, shared.post("/api/me", {}).json()) == (401, {"error": "unauthorized"})
-    assert shared.post("/api/signout", {}).json() == {"error": "you are not currently signed in"}
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -18,6 +18,7 @@ from puna.errors import PunaError, SourceError
 from puna.store.disk import partial as partials
 from puna.store.disk.blobs import Blob, Blobs, short
 from puna.store.disk.partial import Part, Partial
+from puna.store.disk.space import storing
 from puna.store.progress import Progress, Report
 from puna.store.sources.web.http import Answer, Passing
 from puna.store.sources.web.retry import Pace, Tries
@@ -71,6 +72,8 @@ def fetch(blobs: Blobs, remote: Remote, report: Report, n_streams: int, *, is_kn
         if blobs.has(remote.digest):
             blobs.claim(remote.digest)
             if blobs.has(remote.digest):
+                with storing(blobs.folder):
+                    partials.tidy(blobs, remote.digest)  # whoever finished it may have died then
                 report(_at(remote, remote.n_bytes))
                 return Blob(remote.digest, remote.n_bytes, is_new=False)
         partial = partials.begin(blobs, remote.digest, remote.n_bytes, _part_bytes(remote.n_bytes))
