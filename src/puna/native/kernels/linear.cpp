@@ -55,12 +55,15 @@ inline float* origin(float* y, int64_t first, int64_t stride) {
 }
 
 thread_local Scratch gate_scratch;
+constexpr int64_t gated_bytes = 64 << 10;
 
 // Stripes [begin, end) of gate and up, with the tokens of one chunk.
 void multiply_gated(const Linear& l, const Activations* a, const uint8_t* const* weights, const Addends& addends, float* y,
                     int64_t begin, int64_t end, int64_t first, int64_t n, int64_t tile) {
   const int64_t all = l.n_rows[0], last = first + n;
-  const int64_t step = n > tile ? 2 : end - begin, width = step * rows_of_stripe;
+  // Many stripes at once where tokens are few, as long as both parts stay in a near cache.
+  const int64_t step = smaller(larger(gated_bytes / (2 * 4 * rows_of_stripe * tile) / 2 * 2, 2), end - begin);
+  const int64_t width = step * rows_of_stripe;
   float* both = static_cast<float*>(gate_scratch.of(2 * tile * width * static_cast<int64_t>(sizeof(float))));
   for (int64_t s = begin; s < end; s += step)
     for (int64_t t = first; t < last; t += tile) {
