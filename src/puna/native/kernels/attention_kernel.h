@@ -47,28 +47,38 @@ template <class L> PUNA_INLINE typename L::F tanh(typename L::F x) {
   return L::less(L::over(L::set(2.0f), L::add(L::set(1.0f), e)), L::set(1.0f));
 }
 
-// ---- kinds of rows: a register of values i width ..
+// ---- kinds of rows: blocks of *parts* registers, which may have a common factor
 
 struct HalfRow {
-  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t i) { return L::load_half(row + 2 * L::width * i); }
+  template <class L> static constexpr int64_t parts = 1;
+  template <class L> static PUNA_INLINE typename L::F factor(const uint8_t*, int64_t) { return L::zero(); }
+  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t, typename L::F) {
+    return L::load_half(row + 2 * L::width * block);
+  }
 };
 
 struct Q8Row {
-  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t i) {
-    constexpr int64_t parts = 32 / L::width;
-    const uint8_t* block = row + i / parts * 34;
-    return L::times(L::load_i8(block + 2 + i % parts * L::width), L::set_half(block));
+  template <class L> static constexpr int64_t parts = 32 / L::width;
+  template <class L> static PUNA_INLINE typename L::F factor(const uint8_t* row, int64_t block) { return L::set_half(row + 34 * block); }
+  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t part, typename L::F factor) {
+    return L::times(L::load_i8(row + 34 * block + 2 + part * L::width), factor);
   }
 };
 
 struct FloatRow {
-  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t i) {
-    return L::load(reinterpret_cast<const float*>(row) + L::width * i);
+  template <class L> static constexpr int64_t parts = 1;
+  template <class L> static PUNA_INLINE typename L::F factor(const uint8_t*, int64_t) { return L::zero(); }
+  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t, typename L::F) {
+    return L::load(reinterpret_cast<const float*>(row) + L::width * block);
   }
 };
 
 template <class L, class Row> PUNA_INLINE void unpack_as(const uint8_t* row, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; i++) L::store(to + i * L::width, Row::template load<L>(row, i));
+  constexpr int64_t parts = Row::template parts<L>;
+  for (int64_t b = 0; b < n / parts; b++) {
+    const auto factor = Row::template factor<L>(row, b);
+    PUNA_UNROLL for (int64_t j = 0; j < parts; j++) L::store(to + (b * parts + j) * L::width, Row::template load<L>(row, b, j, factor));
+  }
 }
 
 // A row's values as floats, with zeros up to the next whole line of them.
@@ -211,12 +221,17 @@ template <class L, class Row, int M> inline void dots(const float* q, int64_t q_
     F sums[M][4];
     PUNA_UNROLL for (int m = 0; m < M; m++)
       PUNA_UNROLL for (int k = 0; k < 4; k++) sums[m][k] = L::zero();
-    for (int64_t i = 0; i < width / L::width; i++) {
-      F key[4];
-      PUNA_UNROLL for (int k = 0; k < 4; k++) key[k] = Row::template load<L>(keys.at[c + k], i);
-      PUNA_UNROLL for (int m = 0; m < M; m++) {
-        const F query = L::load(q + m * q_row + i * L::width);
-        PUNA_UNROLL for (int k = 0; k < 4; k++) sums[m][k] = L::multiply_add(query, key[k], sums[m][k]);
+    constexpr int64_t parts = Row::template parts<L>;
+    for (int64_t b = 0; b < width / L::width / parts; b++) {
+      F factor[4];
+      PUNA_UNROLL for (int k = 0; k < 4; k++) factor[k] = Row::template factor<L>(keys.at[c + k], b);
+      PUNA_UNROLL for (int64_t j = 0; j < parts; j++) {
+        F key[4];
+        PUNA_UNROLL for (int k = 0; k < 4; k++) key[k] = Row::template load<L>(keys.at[c + k], b, j, factor[k]);
+        PUNA_UNROLL for (int m = 0; m < M; m++) {
+          const F query = L::load(q + m * q_row + (b * parts + j) * L::width);
+          PUNA_UNROLL for (int k = 0; k < 4; k++) sums[m][k] = L::multiply_add(query, key[k], sums[m][k]);
+        }
       }
     }
     PUNA_UNROLL for (int m = 0; m < M; m++) L::store_sums(s + m * cells_at_once + c, sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
@@ -237,13 +252,18 @@ template <class L, class Row> inline void all_dots(int64_t rows, const float* q,
 }
 
 template <class L, class Row, int M, int N> inline void mix(const float* weights, const Rows& values, int64_t n, int64_t i, float* sums, int64_t sums_row) {
+  constexpr int64_t parts = Row::template parts<L>;
+  static_assert(N % parts == 0, "whole blocks");
   typename L::F kept[M][N];
   PUNA_UNROLL for (int m = 0; m < M; m++)
     PUNA_UNROLL for (int k = 0; k < N; k++) kept[m][k] = L::load(sums + m * sums_row + (i + k) * L::width);
   for (int64_t c = 0; c < n; c++) {
     typename L::F value[N];
     if (i == 0) values.fetch(c);
-    PUNA_UNROLL for (int k = 0; k < N; k++) value[k] = Row::template load<L>(values.at[c], i + k);
+    PUNA_UNROLL for (int64_t b = 0; b < N / parts; b++) {
+      const auto factor = Row::template factor<L>(values.at[c], i / parts + b);
+      PUNA_UNROLL for (int64_t j = 0; j < parts; j++) value[b * parts + j] = Row::template load<L>(values.at[c], i / parts + b, j, factor);
+    }
     PUNA_UNROLL for (int m = 0; m < M; m++) {
       const auto weight = L::set(weights[m * cells_at_once + c]);
       PUNA_UNROLL for (int k = 0; k < N; k++) kept[m][k] = L::multiply_add(weight, value[k], kept[m][k]);
@@ -257,7 +277,7 @@ template <class L, class Row, int M = L::dot_rows> PUNA_INLINE void some_mixed(i
   if (rows == M) {
     int64_t i = 0;
     for (; i + 4 <= width / L::width; i += 4) mix<L, Row, M, 4>(weights, values, n, i, sums, sums_row);
-    for (; i < width / L::width; i++) mix<L, Row, M, 1>(weights, values, n, i, sums, sums_row);
+    for (; i < width / L::width; i += Row::template parts<L>) mix<L, Row, M, Row::template parts<L>>(weights, values, n, i, sums, sums_row);
   } else if constexpr (M > 1) {
     some_mixed<L, Row, M - 1>(rows, weights, values, n, width, sums, sums_row);
   }
