@@ -11,6 +11,7 @@ struct Held {
   const uint8_t* data;
   int type;
   int64_t width, cell, head;
+  int64_t bytes;  // of one head's values in a cell
 };
 
 // Some query heads' rows of one sequence and some of the cells that they may see. The query heads that share a key head lie

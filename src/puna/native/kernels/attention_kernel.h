@@ -47,28 +47,38 @@ template <class L> PUNA_INLINE typename L::F tanh(typename L::F x) {
   return L::less(L::over(L::set(2.0f), L::add(L::set(1.0f), e)), L::set(1.0f));
 }
 
-// ---- kinds of rows: a register of values i width ..
+// ---- kinds of rows: blocks of *parts* registers, which may have a common factor
 
 struct HalfRow {
-  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t i) { return L::load_half(row + 2 * L::width * i); }
+  template <class L> static constexpr int64_t parts = 1;
+  template <class L> static PUNA_INLINE typename L::F factor(const uint8_t*, int64_t) { return L::zero(); }
+  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t, typename L::F) {
+    return L::load_half(row + 2 * L::width * block);
+  }
 };
 
 struct Q8Row {
-  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t i) {
-    constexpr int64_t parts = 32 / L::width;
-    const uint8_t* block = row + i / parts * 34;
-    return L::times(L::load_i8(block + 2 + i % parts * L::width), L::set_half(block));
+  template <class L> static constexpr int64_t parts = 32 / L::width;
+  template <class L> static PUNA_INLINE typename L::F factor(const uint8_t* row, int64_t block) { return L::set_half(row + 34 * block); }
+  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t part, typename L::F factor) {
+    return L::times(L::load_i8(row + 34 * block + 2 + part * L::width), factor);
   }
 };
 
 struct FloatRow {
-  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t i) {
-    return L::load(reinterpret_cast<const float*>(row) + L::width * i);
+  template <class L> static constexpr int64_t parts = 1;
+  template <class L> static PUNA_INLINE typename L::F factor(const uint8_t*, int64_t) { return L::zero(); }
+  template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t, typename L::F) {
+    return L::load(reinterpret_cast<const float*>(row) + L::width * block);
   }
 };
 
 template <class L, class Row> PUNA_INLINE void unpack_as(const uint8_t* row, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; i++) L::store(to + i * L::width, Row::template load<L>(row, i));
+  constexpr int64_t parts = Row::template parts<L>;
+  for (int64_t b = 0; b < n / parts; b++) {
+    const auto factor = Row::template factor<L>(row, b);
+    PUNA_UNROLL for (int64_t j = 0; j < parts; j++) L::store(to + (b * parts + j) * L::width, Row::template load<L>(row, b, j, factor));
+  }
 }
 
 // A row's values as floats, with zeros up to the next whole line of them.
@@ -162,6 +172,35 @@ struct Tile {
 
 inline const uint8_t* row_of(const Held& held, int64_t cell, int64_t head) { return held.data + cell * held.cell + head * held.head; }
 
+// Rows of one head, one of each cell; and the rows that come after them, which are on their way from memory meanwhile.
+struct Rows {
+  const uint8_t* at[cells_at_once + 4];
+  const uint8_t* next[cells_at_once + 4];
+  int64_t bytes;
+
+  PUNA_INLINE void fetch(int64_t i) const {
+    for (int64_t b = 0; b < bytes; b += line) __builtin_prefetch(next[i] + b);
+  }
+};
+
+inline Rows rows_of(const Held& held, const Tile& tile, const Tile& next, int64_t head) {
+  Rows rows;
+  rows.bytes = held.bytes;
+  for (int64_t i = 0; i < tile.n; i++) rows.at[i] = row_of(held, tile.cell[i], head);
+  for (int64_t i = tile.n; i < (tile.n + 3) / 4 * 4; i++) rows.at[i] = rows.at[tile.n - 1];
+  for (int64_t i = 0; i < (tile.n + 3) / 4 * 4; i++) rows.next[i] = i < next.n ? row_of(held, next.cell[i], head) : rows.at[i];
+  return rows;
+}
+
+template <class L> inline void unpack_all(Rows& rows, int64_t n, const Held& held, float* to) {
+  const int64_t width = lines_of(held.width);
+  for (int64_t i = 0; i < n; i++) {
+    rows.fetch(i);
+    unpack<L>(rows.at[i], held.type, held.width, to + i * width);
+  }
+  for (int64_t i = 0; i < (n + 3) / 4 * 4; i++) rows.at[i] = reinterpret_cast<const uint8_t*>(to + (i < n ? i : n - 1) * width);
+}
+
 // ---- scores to weights
 
 struct Scores {
@@ -175,30 +214,36 @@ inline float slope_of(const AttentionPiece& p, int64_t query_head) { return p.sl
 
 // ---- few rows
 
-template <class L, class Row, int M> inline void dots(const float* q, int64_t q_row, const uint8_t* const* keys, int64_t n, int64_t width, float* s) {
+template <class L, class Row, int M> inline void dots(const float* q, int64_t q_row, const Rows& keys, int64_t n, int64_t width, float* s) {
   typedef typename L::F F;
   for (int64_t c = 0; c < n; c += 4) {
+    PUNA_UNROLL for (int k = 0; k < 4; k++) keys.fetch(c + k);
     F sums[M][4];
     PUNA_UNROLL for (int m = 0; m < M; m++)
       PUNA_UNROLL for (int k = 0; k < 4; k++) sums[m][k] = L::zero();
-    for (int64_t i = 0; i < width / L::width; i++) {
-      F key[4];
-      PUNA_UNROLL for (int k = 0; k < 4; k++) key[k] = Row::template load<L>(keys[c + k], i);
-      PUNA_UNROLL for (int m = 0; m < M; m++) {
-        const F query = L::load(q + m * q_row + i * L::width);
-        PUNA_UNROLL for (int k = 0; k < 4; k++) sums[m][k] = L::multiply_add(query, key[k], sums[m][k]);
+    constexpr int64_t parts = Row::template parts<L>;
+    for (int64_t b = 0; b < width / L::width / parts; b++) {
+      F factor[4];
+      PUNA_UNROLL for (int k = 0; k < 4; k++) factor[k] = Row::template factor<L>(keys.at[c + k], b);
+      PUNA_UNROLL for (int64_t j = 0; j < parts; j++) {
+        F key[4];
+        PUNA_UNROLL for (int k = 0; k < 4; k++) key[k] = Row::template load<L>(keys.at[c + k], b, j, factor[k]);
+        PUNA_UNROLL for (int m = 0; m < M; m++) {
+          const F query = L::load(q + m * q_row + (b * parts + j) * L::width);
+          PUNA_UNROLL for (int k = 0; k < 4; k++) sums[m][k] = L::multiply_add(query, key[k], sums[m][k]);
+        }
       }
     }
     PUNA_UNROLL for (int m = 0; m < M; m++) L::store_sums(s + m * cells_at_once + c, sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
   }
 }
 
-template <class L, class Row, int M = L::dot_rows> PUNA_INLINE void some_dots(int64_t rows, const float* q, int64_t q_row, const uint8_t* const* keys, int64_t n, int64_t width, float* s) {
+template <class L, class Row, int M = L::dot_rows> PUNA_INLINE void some_dots(int64_t rows, const float* q, int64_t q_row, const Rows& keys, int64_t n, int64_t width, float* s) {
   if (rows == M) dots<L, Row, M>(q, q_row, keys, n, width, s);
   else if constexpr (M > 1) some_dots<L, Row, M - 1>(rows, q, q_row, keys, n, width, s);
 }
 
-template <class L, class Row> inline void all_dots(int64_t rows, const float* q, int64_t q_row, const uint8_t* const* keys, int64_t n, int64_t width, float* s) {
+template <class L, class Row> inline void all_dots(int64_t rows, const float* q, int64_t q_row, const Rows& keys, int64_t n, int64_t width, float* s) {
   const int64_t parts = (rows + L::dot_rows - 1) / L::dot_rows;
   for (int64_t i = 0; i < parts; i++) {
     const int64_t r = rows * i / parts;
@@ -206,13 +251,19 @@ template <class L, class Row> inline void all_dots(int64_t rows, const float* q,
   }
 }
 
-template <class L, class Row, int M, int N> inline void mix(const float* weights, const uint8_t* const* values, int64_t n, int64_t i, float* sums, int64_t sums_row) {
+template <class L, class Row, int M, int N> inline void mix(const float* weights, const Rows& values, int64_t n, int64_t i, float* sums, int64_t sums_row) {
+  constexpr int64_t parts = Row::template parts<L>;
+  static_assert(N % parts == 0, "whole blocks");
   typename L::F kept[M][N];
   PUNA_UNROLL for (int m = 0; m < M; m++)
     PUNA_UNROLL for (int k = 0; k < N; k++) kept[m][k] = L::load(sums + m * sums_row + (i + k) * L::width);
   for (int64_t c = 0; c < n; c++) {
     typename L::F value[N];
-    PUNA_UNROLL for (int k = 0; k < N; k++) value[k] = Row::template load<L>(values[c], i + k);
+    if (i == 0) values.fetch(c);
+    PUNA_UNROLL for (int64_t b = 0; b < N / parts; b++) {
+      const auto factor = Row::template factor<L>(values.at[c], i / parts + b);
+      PUNA_UNROLL for (int64_t j = 0; j < parts; j++) value[b * parts + j] = Row::template load<L>(values.at[c], i / parts + b, j, factor);
+    }
     PUNA_UNROLL for (int m = 0; m < M; m++) {
       const auto weight = L::set(weights[m * cells_at_once + c]);
       PUNA_UNROLL for (int k = 0; k < N; k++) kept[m][k] = L::multiply_add(weight, value[k], kept[m][k]);
@@ -222,17 +273,17 @@ template <class L, class Row, int M, int N> inline void mix(const float* weights
     PUNA_UNROLL for (int k = 0; k < N; k++) L::store(sums + m * sums_row + (i + k) * L::width, kept[m][k]);
 }
 
-template <class L, class Row, int M = L::dot_rows> PUNA_INLINE void some_mixed(int64_t rows, const float* weights, const uint8_t* const* values, int64_t n, int64_t width, float* sums, int64_t sums_row) {
+template <class L, class Row, int M = L::dot_rows> PUNA_INLINE void some_mixed(int64_t rows, const float* weights, const Rows& values, int64_t n, int64_t width, float* sums, int64_t sums_row) {
   if (rows == M) {
     int64_t i = 0;
     for (; i + 4 <= width / L::width; i += 4) mix<L, Row, M, 4>(weights, values, n, i, sums, sums_row);
-    for (; i < width / L::width; i++) mix<L, Row, M, 1>(weights, values, n, i, sums, sums_row);
+    for (; i < width / L::width; i += Row::template parts<L>) mix<L, Row, M, Row::template parts<L>>(weights, values, n, i, sums, sums_row);
   } else if constexpr (M > 1) {
     some_mixed<L, Row, M - 1>(rows, weights, values, n, width, sums, sums_row);
   }
 }
 
-template <class L, class Row> inline void all_mixed(int64_t rows, const float* weights, const uint8_t* const* values, int64_t n, int64_t width, float* sums, int64_t sums_row) {
+template <class L, class Row> inline void all_mixed(int64_t rows, const float* weights, const Rows& values, int64_t n, int64_t width, float* sums, int64_t sums_row) {
   const int64_t parts = (rows + L::dot_rows - 1) / L::dot_rows;
   for (int64_t i = 0; i < parts; i++) {
     const int64_t r = rows * i / parts;
@@ -298,17 +349,13 @@ template <class L> inline void attend_few(const AttentionPiece& p) {
   const int64_t n_cells = seen_cells<L>(p, first_token, end_token, cells);
   for (int64_t begin = 0; begin < n_cells; begin += cells_at_once) {
     const Tile tile(cells + begin, n_cells - begin < cells_at_once ? n_cells - begin : cells_at_once);
-    const int64_t n = tile.n;
+    const int64_t n = tile.n, after = n_cells - begin - n;
+    const Tile next(cells + begin + n, after < cells_at_once ? after : cells_at_once);
     if (tile.mixed)
       for (int64_t t = first_token; t < end_token; t++)
         for (int64_t i = 0; i < n; i++) added[(t - first_token) * cells_at_once + i] = from_half(p.mask[t * p.mask_token + tile.cell[i]]);
     for (int64_t h = 0; h < p.n_heads; h++) {
-      const uint8_t *key[cells_at_once + 4], *value[cells_at_once + 4];
-      for (int64_t i = 0; i < n; i++) {
-        key[i] = row_of(p.key, tile.cell[i], p.first_head + h);
-        value[i] = row_of(p.value, tile.cell[i], p.first_head + h);
-      }
-      for (int64_t i = n; i < (n + 3) / 4 * 4; i++) key[i] = key[n - 1];
+      Rows key = rows_of(p.key, tile, next, p.first_head + h), value = rows_of(p.value, tile, next, p.first_head + h);
       float* of_head = sums + h * p.n * value_width;
       const float* query = q + h * p.n * key_width;
       if (keys_in_place && p.key.type == type_f16) {
@@ -316,10 +363,8 @@ template <class L> inline void attend_few(const AttentionPiece& p) {
       } else if (keys_in_place) {
         all_dots<L, Q8Row>(p.n, query, key_width, key, n, p.key.width, s);
       } else {
-        const uint8_t* unpacked[cells_at_once];
-        for (int64_t i = 0; i < n; i++) unpack<L>(key[i], p.key.type, p.key.width, keys + i * key_width);
-        for (int64_t i = 0; i < (n + 3) / 4 * 4; i++) unpacked[i] = reinterpret_cast<const uint8_t*>(keys + (i < n ? i : n - 1) * key_width);
-        all_dots<L, FloatRow>(p.n, query, key_width, unpacked, n, key_width, s);
+        unpack_all<L>(key, n, p.key, keys);
+        all_dots<L, FloatRow>(p.n, query, key_width, key, n, key_width, s);
       }
       for (int64_t i = 0; i < p.n; i++) {
         const int64_t head = (p.first_head + h) * group + (p.first + i) % group;
@@ -334,12 +379,8 @@ template <class L> inline void attend_few(const AttentionPiece& p) {
       } else if (values_in_place) {
         all_mixed<L, Q8Row>(p.n, s, value, n, p.value.width, of_head, value_width);
       } else {
-        const uint8_t* unpacked[cells_at_once];
-        for (int64_t i = 0; i < n; i++) {
-          unpack<L>(value[i], p.value.type, p.value.width, values + i * value_width);
-          unpacked[i] = reinterpret_cast<const uint8_t*>(values + i * value_width);
-        }
-        all_mixed<L, FloatRow>(p.n, s, unpacked, n, value_width, of_head, value_width);
+        unpack_all<L>(value, n, p.value, values);
+        all_mixed<L, FloatRow>(p.n, s, value, n, value_width, of_head, value_width);
       }
     }
   }
@@ -430,8 +471,10 @@ template <class L> inline void attend_many(const AttentionPiece& p) {
     for (int i = 0; i < most_rows; i++) tops[i] = least, totals[i] = 0;
     for (int64_t begin = 0; begin < n_cells; begin += cells_at_once) {
       const Tile tile(cells + begin, n_cells - begin < cells_at_once ? n_cells - begin : cells_at_once);
-      const int64_t n = tile.n;
-      for (int64_t i = 0; i < n; i++) unpack<L>(row_of(p.key, tile.cell[i], p.first_head + h), p.key.type, p.key.width, keys + i * key_width);
+      const int64_t n = tile.n, after = n_cells - begin - n;
+      const Tile next(cells + begin + n, after < cells_at_once ? after : cells_at_once);
+      Rows key = rows_of(p.key, tile, next, p.first_head + h);
+      unpack_all<L>(key, n, p.key, keys);
       multiply<L, false>(vectors, n, keys, key_width, 1, q, p.key.width, s);
       if (tile.mixed)
         for (int64_t i = 0; i < n; i++)
@@ -465,8 +508,9 @@ template <class L> inline void attend_many(const AttentionPiece& p) {
       }
       const float* of_cells = values_in_keys ? keys : values;
       const int64_t of_cell = values_in_keys ? key_width : value_width;
+      Rows value = rows_of(p.value, tile, next, p.first_head + h);
       if (!values_in_keys)
-        for (int64_t i = 0; i < n; i++) unpack<L>(row_of(p.value, tile.cell[i], p.first_head + h), p.value.type, p.value.width, values + i * value_width);
+        unpack_all<L>(value, n, p.value, values);
       multiply<L, true>(vectors, p.value.width, of_cells, 1, of_cell, s, n, sums);
     }
     const int64_t width = found_width(p.value.width);

@@ -102,6 +102,11 @@ struct Scratches {
 };
 thread_local Scratches memory;
 
+Held held_by(const Tensor* tensor, int64_t offset, int64_t width) {
+  const int64_t bytes = tensor->type == type_f32 ? 4 * width : tensor->type == type_f16 ? 2 * width : tensor->type == type_q8_0 ? width / 32 * 34 : width / 32 * 18;
+  return {static_cast<const uint8_t*>(tensor->data) + offset, tensor->type, width, static_cast<int64_t>(tensor->nb[1]), static_cast<int64_t>(tensor->nb[2]), bytes};
+}
+
 void attend_piece(Attention& a, const Tensor* node, const Cut& cut, int64_t range, int64_t index) {
   const Range& r = a.ranges[range];
   const Tensor *query = node->src[0], *key = node->src[1], *value = node->src[2];
@@ -114,8 +119,8 @@ void attend_piece(Attention& a, const Tensor* node, const Cut& cut, int64_t rang
   const auto cell_at = [&](int64_t i) { return i == cut.cell_parts ? cut.end : cut.begin + (cut.end - cut.begin) * i / cut.cell_parts / cells_at_once * cells_at_once; };
   const int64_t token = r.row + sequence * r.n_rows;
   AttentionPiece p;
-  p.key = {static_cast<const uint8_t*>(key->data) + r.key_begin + sequence * r.key_sequence, key->type, a.key_width, static_cast<int64_t>(key->nb[1]), static_cast<int64_t>(key->nb[2])};
-  p.value = {static_cast<const uint8_t*>(value->data) + r.value_begin + sequence * r.value_sequence, value->type, a.value_width, static_cast<int64_t>(value->nb[1]), static_cast<int64_t>(value->nb[2])};
+  p.key = held_by(key, r.key_begin + sequence * r.key_sequence, a.key_width);
+  p.value = held_by(value, r.value_begin + sequence * r.value_sequence, a.value_width);
   p.begin = cell_at(part), p.end = cell_at(part + 1);
   p.query = static_cast<const uint8_t*>(query->data) + token * static_cast<int64_t>(query->nb[2]);
   p.query_token = static_cast<int64_t>(query->nb[2]), p.query_head = static_cast<int64_t>(query->nb[1]);
