@@ -20,16 +20,12 @@ from puna import packed_files
 from puna.errors import PunaError
 from puna.llm.launch import Launcher
 from puna.server.answering.rendering import Renderers
-from puna.server.apis import metrics, openapi
-from puna.server.apis.anthropic import messages
-from puna.server.apis.native import account, chat, embed, generate, models, ps, rerank
-from puna.server.apis.openai import chat as openai_chat
-from puna.server.apis.openai import completions, embeddings, responses
-from puna.server.apis.openai import models as openai_models
-from puna.server.apis.openai import rerank as openai_rerank
+from puna.server.apis import metrics
+from puna.server.apis.native import account, chat, generate, ps
 from puna.server.http import errors
 from puna.server.http.access import ApiKeys, read_keys
 from puna.server.http.bodies import BodiesInFlight
+from puna.server.http.later import Later
 from puna.server.http.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.http.request_id import RequestIds
 from puna.server.metrics import Metrics
@@ -40,6 +36,17 @@ from puna.store.store import Store
 
 log = logging.getLogger(__name__)
 
+_APIS = "puna.server.apis"
+# What a question at a terminal does not need: prefixes of paths, and the modules of their routes.
+_LATER: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("/api/tags", "/api/show", "/api/create", "/api/pull", "/api/blobs/", "/api/copy", "/api/delete"): ("native.models",),
+    ("/api/embed", "/api/rerank"): ("native.embed", "native.rerank"),
+    ("/v1/",): (
+        *("openai.chat", "openai.completions", "openai.models", "openai.embeddings", "openai.rerank", "openai.responses"),
+        "anthropic.messages",
+    ),
+    ("/openapi.json",): ("openapi",),
+}
 _HEAD_PATHS = frozenset({"/", "/health", "/api/version", "/api/tags"})
 
 
@@ -76,19 +83,9 @@ def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher:
         *ps.routes,
         *generate.routes,
         *chat.routes,
-        *embed.routes,
-        *rerank.routes,
-        *models.routes,
-        *openai_chat.routes,
-        *completions.routes,
-        *openai_models.routes,
-        *embeddings.routes,
-        *openai_rerank.routes,
-        *responses.routes,
-        *messages.routes,
         *metrics.routes,
-        *openapi.routes,
         *account.routes,
+        *(Later(prefixes, [f"{_APIS}.{name}" for name in names], _take_head_from) for prefixes, names in _LATER.items()),
     ]
     for route in routes:
         _take_head_from(route)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from puna.errors import StoreError
-from puna.store.creating.create import create
 from puna.store.disk.blobs import short
 from puna.store.disk.claims import Work
 from puna.store.disk.manifests import decode
@@ -50,6 +49,8 @@ class Store(ModelFolder):
 
         Errors: InvalidName; BadRequest, FileFormatError, UnsupportedModel as in puna.store.creating; DiskFull; StoreError.
         """
+        from puna.store.creating.create import create  # with all that converts: most servers never create a model
+
         name = Name.parse(text)
         with storing(self.root), self.work() as work:
             model = create(self, work, name, recipe, report, fetch=lambda base: self.pull(base, report))
@@ -61,6 +62,8 @@ class Store(ModelFolder):
 
         Errors: InvalidName; SourceError; BadRequest when the name belongs to a model from elsewhere; DiskFull; StoreError.
         """
+        from puna.store.creating.create import create
+
         wanted = Name.parse(name) if name else None
         source = self.source_of(reference, insecure=insecure)
         report(Progress("pulling manifest"))
