@@ -62,8 +62,6 @@ class Store(ModelFolder):
 
         Errors: InvalidName; SourceError; BadRequest when the name belongs to a model from elsewhere; DiskFull; StoreError.
         """
-        from puna.store.creating.create import create
-
         wanted = Name.parse(name) if name else None
         source = self.source_of(reference, insecure=insecure)
         report(Progress("pulling manifest"))
@@ -102,6 +100,8 @@ class Store(ModelFolder):
         """The model of what was fetched."""
         report(Progress("writing manifest"))
         if isinstance(fetched, Ingredients):
+            from puna.store.creating.create import create
+
             return create(self, work, fetched.name, fetched.recipe, silent, fetched.permit)
         before = self.digests_of(self.manifests.find(fetched.name))
         manifest = decode(fetched.manifest)
