@@ -21,12 +21,12 @@ BUDGETS = {
     "puna run": ("import puna.cli.main, puna.cli.app, puna.api.client", 205, ("numpy", "rich", "pydantic", "puna.server")),
     "puna serve": (
         "import puna.server.process.private, puna.server.process.serve",
-        590,
-        ("numpy", "jinja2", "watchfiles", "rich", "httpx", "puna.native", "puna.runner", "puna.api.openai", "puna.api.anthropic"),
+        600,
+        ("numpy", "jinja2", "rich", "httpx", "puna.native", "puna.runner", "puna.api.openai", "puna.api.anthropic"),
     ),
     "puna runner": (
         "import puna.runner.process.main; from puna.runner.process.spare import prepare; prepare()",
-        430,
+        440,
         ("jinja2", "pydantic", "starlette", "uvicorn", "puna.server", "puna.store", "puna.native.build"),
     ),
     "puna render": ("import puna.prompt.worker", 215, ("numpy", "pydantic", "puna.server", "puna.native")),
