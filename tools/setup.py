@@ -165,7 +165,8 @@ def install(wanted: Mapping[str, Any]) -> None:
     offline = f"The whole output is in {LOG}. Is the package index reachable? Running the same command again continues."
     # The one that Python brings may be too old for constraints of builds.
     run(pip(*constrained, "--upgrade", "pip"), "Updating pip…", os.environ, next_step=offline)
-    command = pip(*constrained, "--build-constraint", str(CONSTRAINTS), "--editable", ".")
+    # Python compiles what it imports; all of the packages at once would take as long as everything else here.
+    command = pip(*constrained, "--no-compile", "--build-constraint", str(CONSTRAINTS), "--editable", ".")
     if wanted["dev"]:
         command += ["--group", "dev"]
     own = " and compiling its matrix products" if wanted["compiler"] else ""

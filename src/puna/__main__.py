@@ -6,10 +6,15 @@ imported: they need none of it and start faster without.
 
 from __future__ import annotations
 
+import gc
 import sys
+
+# Nothing that is imported becomes garbage: looking for some after every 700 objects takes a tenth of the time to import.
+_OBJECTS_PER_COLLECTION = 50_000
 
 
 def main() -> None:
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
     if len(sys.argv) > 1 and sys.argv[1] == "runner":
         from puna.runner.process.main import main as runner_main
 

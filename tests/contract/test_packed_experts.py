@@ -20,7 +20,10 @@ from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.native import products
 from puna.native.kernels.library import Kernels, kernels
+from tests import needs
 from tests.packed import ALL_TYPES, TYPES_OF_256, WITH_GGML, error, rounded_for
+
+needs.kernels()
 
 Floats = NDArray[np.float32]
 NAMES = ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight")

@@ -18,9 +18,12 @@ from puna.ml.ggml.devices import cpu
 from puna.ml.tensor import DType
 from puna.native.ggml import DEVICE_TYPE_GPU
 from puna.native.kernels.library import PLACE, kernels
+from tests import needs
 from tests.packed import ALL_TYPES, error
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
+
+needs.kernels()
 
 Floats = NDArray[np.float32]
 SAME = 2e-6  # sums in another order

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests import needs
 from tests.exact import exact_copy
 from tests.models.table import ROWS
 from tests.packed import ALL_TYPES
 from tests.puna_engine import PunaEngine
 from tests.scenarios import tokens
+
+needs.kernels()
 
 CASES = [
     (name, variant)

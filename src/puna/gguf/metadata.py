@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, overload
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from puna.errors import FileFormatError
-from puna.gguf import string_walk
+from puna.gguf import strings
 from puna.gguf.types import NUMPY_NAMES, SCALARS, ValueType
+
+if TYPE_CHECKING:  # who reads numbers and long arrays imports it then: others start sooner without
+    import numpy as np
 
 D = TypeVar("D")
 
@@ -80,6 +81,8 @@ class LazyArray(Sequence[Any]):
         """
         if self.element is ValueType.STRING:
             raise TypeError("an array of strings has no numpy form")
+        import numpy as np
+
         numbers = np.frombuffer(self._source, NUMPY_NAMES[self.element], self._length, self._begin)
         return numbers.astype(bool) if self.element is ValueType.BOOL else numbers.copy()
 
@@ -88,9 +91,12 @@ class LazyArray(Sequence[Any]):
 
         Errors: TypeError for an array of numbers, IndexError outside the array.
         """
+        at = self._checked(index)
+        if self._offsets is None and at < strings.MANY and self.element is ValueType.STRING:
+            begin = strings.skip(self._source, self._begin, at, self._end)
+            return self._source[begin + 8 : strings.skip(self._source, begin, 1, self._end)]
         offsets = self._string_offsets()
-        begin, end = int(offsets[self._checked(index)]) + 8, int(offsets[self._checked(index) + 1])
-        return self._source[begin:end]
+        return self._source[int(offsets[at]) + 8 : int(offsets[at + 1])]
 
     def iter_bytes(self) -> Iterator[bytes]:
         """All strings' bytes in order."""
@@ -107,6 +113,10 @@ class LazyArray(Sequence[Any]):
         if self.element is not ValueType.STRING:
             raise TypeError(f"an array of {self.element.name} holds no strings")
         if self._offsets is None:
+            import numpy as np
+
+            from puna.gguf import string_walk
+
             pieces = [piece for piece, _ in string_walk.walk(self._source, self._begin, self._length, self._end)]
             self._offsets = np.concatenate([*pieces, np.array([self._end], dtype=np.int64)])
         return self._offsets

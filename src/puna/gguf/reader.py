@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import stat
 import struct
 from dataclasses import dataclass
@@ -18,10 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from puna.errors import FileFormatError, NotFound
-from puna.gguf import string_walk
+from puna.gguf import strings
 from puna.gguf.metadata import LazyArray, Metadata
 from puna.gguf.types import SCALARS, TensorType, ValueType
 
@@ -41,6 +40,7 @@ _DESCRIPTIONS = tuple(struct.Struct(f"<{n_dims}QIQ") for n_dims in range(MAX_DIM
 _TYPES = {int(kind): (kind.block_size, kind.block_bytes, kind) for kind in TensorType}
 _SMALLEST_KEY = 8 + 4 + 1  # an empty name, the type, one byte of value
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8  # an empty name, no dimensions, the type, the offset
+_NO_BOOLEAN = re.compile(rb"[^\x00\x01]")
 _LEGACY_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg", b"GGLA", b"GGML", b"GGJT")
 
 
@@ -268,18 +268,15 @@ class _Parser:
         return LazyArray(self.source, element, count, first, self.position)
 
     def skip_strings(self, key: str, count: int) -> int:
-        end = self.position
         try:
-            for piece in string_walk.walk(self.source, self.position, count, self.size):
-                end = piece[1]
-        except string_walk.BrokenStringError as broken:
+            return strings.skip(self.source, self.position, count, self.size)
+        except strings.BrokenStringError as broken:
             self.fail(f"item {broken.index} of key {key!r} reaches beyond the end of the file", broken.offset)
-        return end
 
     def check_booleans(self, key: str, begin: int, count: int) -> None:
-        wrong = np.flatnonzero(np.frombuffer(self.source, np.uint8, count, begin) > 1)
-        if len(wrong):
-            self.fail(f"item {wrong[0]} of key {key!r} is a boolean that is neither 0 nor 1", begin + int(wrong[0]))
+        if wrong := _NO_BOOLEAN.search(self.source, begin, begin + count):
+            at = wrong.start()
+            self.fail(f"item {at - begin} of key {key!r} is a boolean that is neither 0 nor 1", at)
 
     def tensors(self, count: int) -> dict[str, _Description]:
         """Read the descriptions; one in which anything is unusual is read anew, step by step, by who can say what."""

@@ -14,20 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from puna.gguf.strings import BrokenStringError
+
 Buffer = Any  # an mmap or bytes: whatever struct and numpy read from
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 _WINDOW = 1 << 18
 _LENGTH = struct.Struct("<Q")
-
-
-class BrokenStringError(Exception):
-    """A length that leads out of the buffer; ``offset`` is where it stands, ``index`` which string it belongs to."""
-
-    def __init__(self, index: int, offset: int) -> None:
-        super().__init__(f"string {index} at byte {offset} leads out of the buffer")
-        self.index = index
-        self.offset = offset
 
 
 def walk(buffer: Buffer, begin: int, count: int, limit: int) -> Iterator[tuple[Offsets, int]]:

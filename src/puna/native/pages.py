@@ -13,9 +13,6 @@ from ctypes import c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -40,14 +37,14 @@ def ask_for_huge(address: int, n_bytes: int) -> bool:
     return bool(_system().madvise(c_void_p(begin), c_size_t(length), _ADVICE) == 0)
 
 
-def zero_pages(n_bytes: int) -> npt.NDArray[np.uint8]:
+def zero_pages(n_bytes: int) -> mmap.mmap:
     """Zeros that take no memory until they are used; they go back to the system with the last reference.
 
     Errors: OSError.
     """
     if not hasattr(mmap, "MAP_ANONYMOUS"):
-        return np.frombuffer(mmap.mmap(-1, max(n_bytes, 1)), np.uint8)
-    return np.frombuffer(mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        return mmap.mmap(-1, max(n_bytes, 1))
+    return mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 @cache

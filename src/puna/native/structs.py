@@ -7,9 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from puna.native.ggml import ggml, ggml_backend_dev_props, ggml_init_params, ggml_tensor
 
 
@@ -95,14 +92,6 @@ def memory(tensor: int, n_bytes: int) -> memoryview:
     """The bytes of a tensor on the host, to be written; the tensor's buffer must outlive the view."""
     data: Any = (ctypes.c_uint8 * n_bytes).from_address(ggml_tensor.from_address(tensor).data)
     return memoryview(data).cast("B")
-
-
-def floats(tensor: int, n_rows: int, width: int) -> npt.NDArray[np.float32]:
-    """The memory of a contiguous F32 tensor on the host, read-only; it must outlive the array."""
-    memory: Any = (ctypes.c_float * (n_rows * width)).from_address(ggml_tensor.from_address(tensor).data)
-    values: npt.NDArray[np.float32] = np.frombuffer(memory, np.float32).reshape(n_rows, width)
-    values.flags.writeable = False
-    return values
 
 
 def pointers(values: Sequence[int]) -> Any:

@@ -10,52 +10,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from puna.errors import BadRequest, TemplateError
 from puna.prompt import go_chat, harmony, jinja
 from puna.prompt.chat import CHATML, PLAIN, render_chat
 from puna.prompt.ending import Ending, Message, continued
+from puna.prompt.exchange import PromptRequest, Rendered, Source, Think, Tool
 from puna.prompt.families.registry import FAMILIES
 from puna.prompt.thinking import tags_in
-
-Tool = dict[str, Any]
-Think = bool | str | None
-
-
-class Source(msgspec.Struct, frozen=True):
-    """Where a model's prompts come from. *bos* and *eos* are the texts of those tokens, as templates print them."""
-
-    go_template: str = ""
-    jinja_template: str = ""
-    renderer: str = ""  # counts more than the model's templates; a request's template counts more than it
-    bos: str = ""
-    eos: str = ""
-    has_im_start: bool = False
-
-    @property
-    def is_own(self) -> bool:
-        """Whether nobody else wrote how these prompts are made."""
-        return bool(self.renderer) or not (self.go_template or self.jinja_template)
-
-
-class PromptRequest(msgspec.Struct):
-    """A conversation to be rendered; with *suffix* the text between *prefix* and it is wanted instead."""
-
-    source: Source
-    messages: list[dict[str, Any]] = []
-    tools: list[Tool] = []
-    think: Think = None
-    ending: Ending = Ending.ANSWER
-    prefix: str = ""
-    suffix: str = ""
-
-
-class Rendered(msgspec.Struct, frozen=True):
-    """What the model completes, and what of the request it will not see."""
-
-    text: str
-    warnings: list[str] = []
 
 
 def render(request: PromptRequest) -> Rendered:

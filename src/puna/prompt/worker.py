@@ -11,30 +11,16 @@ import contextlib
 import os
 import resource
 import signal
-import struct
 import sys
 from typing import BinaryIO
 
 import msgspec
 
 from puna.errors import BadRequest, TemplateError
-from puna.prompt.render import PromptRequest, Rendered, render
+from puna.prompt.exchange import LENGTH, LIMIT_S, Failure, PromptRequest, Reply
+from puna.prompt.render import render
 
-LIMIT_S = 10.0
 MAX_BYTES = 4 << 30
-LENGTH = struct.Struct(">I")
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """Why there is no prompt, in the words for the client."""
-
-    text: str
-    is_template: bool  # the template's fault, not the request's
-
-
-class Reply(msgspec.Struct, frozen=True):
-    prompt: Rendered | None = None
-    failure: Failure | None = None
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from puna.errors import StoreError
-from puna.store.creating.create import create
 from puna.store.disk.blobs import short
 from puna.store.disk.claims import Work
 from puna.store.disk.manifests import decode
@@ -51,6 +50,8 @@ class Store(ModelFolder):
 
         Errors: InvalidName; BadRequest, FileFormatError, UnsupportedModel as in puna.store.creating; DiskFull; StoreError.
         """
+        from puna.store.creating.create import create  # with all that converts: most servers never create a model
+
         name = Name.parse(text)
         with storing(self.root), self.work() as work:
             model = create(self, work, name, recipe, report, fetch=lambda base: self.pull(base, report))
@@ -105,6 +106,8 @@ class Store(ModelFolder):
         """The model of what was fetched."""
         report(Progress("writing manifest"))
         if isinstance(fetched, Ingredients):
+            from puna.store.creating.create import create
+
             return create(self, work, fetched.name, fetched.recipe, silent, fetched.permit)
         before = self.digests_of(self.manifests.find(fetched.name))
         manifest = decode(fetched.manifest)

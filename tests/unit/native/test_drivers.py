@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from puna import wire
 from puna.llm.discovery import look, look_once
 from puna.native import drivers
 from puna.native.drivers import CUDA, DriverError, Facts, amd_facts
+from tests import needs
 
 ROOT = Path(__file__).parents[3]
 PLACE = "0000:c1:00"
@@ -40,8 +40,7 @@ HANG = "int cuInit(unsigned flags) { for (;;) pause(); }"
 
 def build(folder: Path, *functions: str) -> Path:
     """A driver with these functions alone, as libcuda.so.1 in *folder*."""
-    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    assert compiler, "no C compiler: one is needed to install the tensor library and to build drivers for tests"
+    compiler = needs.c_compiler()
     source = folder / "driver.c"
     source.write_text("#include <signal.h>\n#include <string.h>\n#include <unistd.h>\n" + "\n".join(functions) + "\n")
     library = folder / drivers.CUDA_LIBRARY

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from puna.errors import BadRequest
 from puna.prompt.ending import Ending, answer_prefix_of, ending_of
+from puna.prompt.exchange import PromptRequest, Source
 from puna.prompt.output import Thinking, joined
 from puna.prompt.output_format import OutputFormat
-from puna.prompt.render import PromptRequest, Source, render
+from puna.prompt.render import render
 from puna.prompt.thinking import Tags
 from tests.unit.prompt import chat_templates as t
 from tests.unit.prompt.test_families import HARMONY

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from puna.prompt.exchange import PromptRequest, Source
 from puna.prompt.output_format import OutputFormat
-from puna.prompt.render import PromptRequest, Source, render
+from puna.prompt.render import render
 from puna.prompt.thinking import Tags
 from tests.unit.prompt import chat_templates as t
 

@@ -8,7 +8,8 @@ import pytest
 
 from puna.errors import BadRequest, TemplateError
 from puna.prompt.ending import Ending, ending_of
-from puna.prompt.render import PromptRequest, Rendered, Source, render
+from puna.prompt.exchange import PromptRequest, Rendered, Source
+from puna.prompt.render import render
 from tests.unit.prompt import chat_templates as t
 
 GOLDEN: dict[str, tuple[str, str]] = {

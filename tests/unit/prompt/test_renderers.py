@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from puna.errors import BadRequest
 from puna.prompt.ending import Ending, ending_of
+from puna.prompt.exchange import PromptRequest, Source
 from puna.prompt.families.registry import FAMILIES
 from puna.prompt.parsers import PARSERS
-from puna.prompt.render import PromptRequest, Source, render
+from puna.prompt.render import render
 from tests.unit.prompt import chat_templates as t
 
 GOLDENS = Path(__file__).parent / "goldens"

@@ -161,7 +161,6 @@ def test_info_overrides(store: Store, base: str) -> None:
             PunaError,
             "unsupported quantization type Q9 - supported types are F32, F16, .*Q4_K_M",
         ),
-        ({"base": "base", "quantize": "q8_0"}, PunaError, "the model could not be quantized: .*"),
         ({"base": "base", "messages": ({"role": "robot"},)}, BadRequest, "message role must be one of"),
         ({"base": "base", "requires": "soon"}, BadRequest, "semver"),
         ({"base": "base", "parameters": {"num_ctx": "x"}}, PunaError, 'option "num_ctx" must be of type integer'),

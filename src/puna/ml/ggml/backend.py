@@ -223,7 +223,7 @@ class GGMLBackend:
                 places.append((address, size))
                 size += -(-n_bytes // unit) * unit
         try:
-            pages = zero_pages(size)
+            pages = np.frombuffer(zero_pages(size), np.uint8)
         except OSError as error:
             raise self._no_memory_for_storage(device) from error
         buffer = g.ggml_backend_cpu_buffer_from_ptr(pages.ctypes.data, pages.size)

@@ -13,7 +13,7 @@ from puna.ml.attention import Scoring
 from puna.ml.ggml.attention import Attended, Attention, fused
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.tensor import DType
-from puna.native import structs
+from puna.native import arrays, structs
 from puna.native.ggml import STATUS_ABORTED, STATUS_SUCCESS, ggml
 
 
@@ -111,7 +111,7 @@ class GGMLContext:
             return known
         width, n, _, _ = tensor.shape
         if structs.is_on_host(tensor.address):
-            values = self._values[tensor.address] = structs.floats(tensor.address, n, width)
+            values = self._values[tensor.address] = arrays.floats(tensor.address, n, width)
             return values
         out = np.empty((n, width), np.float32)
         self.get(tensor, out)

@@ -80,7 +80,7 @@ class Packer:
         kind, n_in = int(parts[0].type), parts[0].shape[0]
         n_experts, all_rows, first = math.prod(parts[0].shape[2:]), sum(part.shape[1] for part in parts), 0
         matrix_bytes = self._kernels.puna_packed_bytes(kind, n_in, all_rows)
-        stripe = zero_pages(self._kernels.puna_packed_bytes(kind, n_in, 1))
+        stripe = np.frombuffer(zero_pages(self._kernels.puna_packed_bytes(kind, n_in, 1)), np.uint8)
         expected, found = np.empty(n_in, np.float32), np.empty(n_in, np.float32)
         for part in parts:
             row_bytes = part.n_bytes // (part.shape[1] * n_experts)

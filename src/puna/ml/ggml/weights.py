@@ -272,7 +272,7 @@ class Weights:
         self._is_kept = data is not None
         if data is None:
             try:
-                data = zero_pages(n_bytes)
+                data = np.frombuffer(zero_pages(n_bytes), np.uint8)
             except OSError as error:
                 raise OutOfMemory(f"no memory for {n_bytes / 1e6:.0f} MB of packed weights") from error
             ask_for_huge(data.ctypes.data, n_bytes)

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from puna.prompt import harmony
-from puna.prompt.render import PromptRequest
+from puna.prompt.exchange import PromptRequest
 from puna.server.answering.rendering import Renderers
 from puna.server.placing.loaded import Place
 from puna.server.prompting.plan import PromptPlan

@@ -20,9 +20,8 @@ import msgspec
 
 from puna.errors import BadRequest, Overloaded, TemplateError
 from puna.llm import process
+from puna.prompt.exchange import LENGTH, LIMIT_S, PromptRequest, Rendered, Reply, Source
 from puna.prompt.limits import check_template_length
-from puna.prompt.render import PromptRequest, Rendered, Source, render
-from puna.prompt.worker import LENGTH, LIMIT_S, Reply
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +41,12 @@ async def start_process() -> Process:
     environ = {name: value for name in (*_ENVIRONMENT, "PYTHONPATH") if (value := os.environ.get(name))}
     command = (sys.executable, "-m", "puna", "render")
     return await process.start(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environ)
+
+
+def _render_own(request: PromptRequest) -> Rendered:
+    from puna.prompt.render import render  # with its engines of templates: most models' prompts are rendered elsewhere
+
+    return render(request)
 
 
 class _Worker:
@@ -97,7 +102,7 @@ class Renderers:
     async def render(self, request: PromptRequest) -> Rendered:
         """Errors: TemplateError when the template is malformed, fails, or takes too long; BadRequest; Overloaded."""
         if request.source.is_own:
-            return await asyncio.to_thread(render, request)
+            return await asyncio.to_thread(_render_own, request)
         task = asyncio.create_task(self._render(request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)

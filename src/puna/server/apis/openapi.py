@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from puna import __version__
 from puna.api import anthropic, embed, generate, models, openai, rerank, responses
+from puna.server.http.later import flattened
 from puna.server.http.replies import EVENT_STREAM, NDJSON, json_response
 
 _REF = "#/components/schemas/{model}"
@@ -196,7 +197,7 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
 
 
 def operations(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
-    for route in routes:
+    for route in flattened(routes):
         if isinstance(route, Route):
             for method in sorted(route.methods or ()):
                 yield method, route.path

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
-from puna.server.apis import metrics, openapi
-from puna.server.apis.anthropic import messages
-from puna.server.apis.native import account, chat, embed, generate, models, ps, rerank
-from puna.server.apis.openai import chat as openai_chat
-from puna.server.apis.openai import completions, embeddings, responses
-from puna.server.apis.openai import models as openai_models
-from puna.server.apis.openai import rerank as openai_rerank
+from puna.server.apis import metrics
+from puna.server.apis.native import chat, generate, ps
+from puna.server.http.later import Later
 
-_NATIVE = [ps, generate, chat, embed, rerank, models, account]
-_OPENAI = [openai_chat, completions, openai_models, embeddings, openai_rerank, responses]
+_APIS = "puna.server.apis"
+# What a question at a terminal does not need: prefixes of paths, and the modules of their routes.
+_LATER: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("/api/tags", "/api/show", "/api/create", "/api/pull", "/api/push", "/api/blobs/", "/api/copy", "/api/delete"): (
+        "native.models",
+    ),
+    ("/api/embed", "/api/rerank"): ("native.embed", "native.rerank"),
+    ("/api/status", "/api/me", "/api/signout"): ("native.account",),
+    ("/v1/",): (
+        *("openai.chat", "openai.completions", "openai.models", "openai.embeddings", "openai.rerank", "openai.responses"),
+        "anthropic.messages",
+    ),
+    ("/openapi.json",): ("openapi",),
+}
 _HEAD_PATHS = frozenset({"/", "/health", "/api/version", "/api/tags"})
 
 
-def all_routes() -> list[Route]:
-    routes = [route for module in (*_NATIVE, *_OPENAI, messages, metrics, openapi) for route in module.routes]
+def all_routes() -> list[BaseRoute]:
+    routes = [*ps.routes, *generate.routes, *chat.routes, *metrics.routes]
     for route in routes:
         _take_head_from(route)
-    return routes
+    later = (Later(prefixes, [f"{_APIS}.{name}" for name in names], _take_head_from) for prefixes, names in _LATER.items())
+    return [*routes, *later]
 
 
 def _take_head_from(route: Route) -> None:

@@ -12,7 +12,7 @@ from puna.api.generate import ChatRequest, GenerateRequest
 from puna.api.options import Options
 from puna.errors import BadRequest
 from puna.llm.load import LoadRequirements, load_requirements
-from puna.prompt.render import Think
+from puna.prompt.exchange import Think
 from puna.server.checking.grammar import grammar_of
 from puna.server.checking.models import check_keep_alive, has_template, open_model
 from puna.server.checking.request import InferenceRequest

@@ -13,8 +13,8 @@ from typing import Any
 
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.prompt.ending import Ending, answer_prefix_of, ending_of
+from puna.prompt.exchange import PromptRequest
 from puna.prompt.output_format import OutputFormat
-from puna.prompt.render import PromptRequest
 from puna.server.checking.check import CheckedRequest
 from puna.server.prompting.template import continues_texts, output_format, source_of
 from puna.server.prompting.turns import Turn, assemble, turn_of

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from puna.gguf.reader import GGUFFile
+from puna.prompt.exchange import Source
 from puna.prompt.families.registry import FAMILIES
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.parsers import PARSERS
-from puna.prompt.render import Source
 from puna.server.checking.models import has_template
 from puna.store.models.model import StoredModel
 

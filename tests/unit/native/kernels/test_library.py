@@ -15,9 +15,10 @@ from puna.native.ggml import ggml_type_traits
 from puna.native.kernels import library
 from puna.native.kernels.build import LIBRARY
 from puna.native.kernels.library import Kernels
-from tests import packed
+from tests import needs, packed
 from tests.packed import ALL_TYPES, TYPES, TYPES_OF_256, WITH_GGML, block_of, error, matrix, rounded_for
 
+needs.kernels()
 KERNELS = library.kernels()
 AVAILABLE = KERNELS.available()
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 64, 65, 130)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from puna.errors import BadRequest, Overloaded, TemplateError
+from puna.prompt.exchange import PromptRequest, Source
 from puna.prompt.limits import MAX_TEMPLATE_CHARS
-from puna.prompt.render import PromptRequest, Source
 from puna.prompt.worker import MAX_BYTES
 from puna.server.answering.rendering import MAX_PROCESSES, Renderers
 from tests.unit.prompt import chat_templates as t
