@@ -111,7 +111,7 @@ def environ(server: str, tmp_path: Path) -> dict[str, str]:
         "OLLAMA_HOST": address,
         "OLLAMA_MODELS": str(tmp_path / "models"),  # of servers that the documents start
         "DOCUMENTS_SERVER": address,
-        "PYTHONWARNINGS": "default",
+        "PYTHONPATH": str(ROOT),  # for tools, which readers start in the checkout
     }
 
 

@@ -32,6 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return chaos.tiny_models(tmp_path_factory.mktemp("models"), 4)
 
 
+@pytest.mark.thorough
 def test_chaos(models: list[Path], tmp_path: Path) -> None:
     """Four models for two places, and a runner or the spare is killed about once in a second."""
     with chaos.serving(tmp_path, OLLAMA_MAX_LOADED_MODELS="2") as server:

@@ -116,6 +116,7 @@ SHORT = {
     "ggml_view_tensor": "p pp",
     "ggml_set_name": "p ps",
     "ggml_get_name": "s p",
+    "ggml_op_desc": "s p",
     "ggml_set_input": "v p",
     "ggml_set_output": "v p",
     "ggml_nbytes": "z p",

@@ -25,6 +25,7 @@ from puna.runner.service import NotLoaded
 from puna.runner.step.abort import CurrentStep
 from puna.runner.step.compute import compute
 from puna.runner.step.lookahead import look_ahead
+from puna.runner.step.trace import Trace
 from puna.wire import (
     CompletionReply,
     CompletionRequest,
@@ -46,7 +47,13 @@ class StepLoop:
     """The engine's thread, from the reading of the weights to the close of the model."""
 
     def __init__(
-        self, loader: Loader, model: Loaded, slots: Slots, token_gap_s: float, after_step: Sequence[Callable[[], None]]
+        self,
+        loader: Loader,
+        model: Loaded,
+        slots: Slots,
+        token_gap_s: float,
+        after_step: Sequence[Callable[[], None]],
+        trace: Trace | None = None,
     ) -> None:
         self.model = model
         self.workload = model.workload()
@@ -57,6 +64,7 @@ class StepLoop:
         self.thread: threading.Thread | None = None
         self._loader = loader
         self._after_step = after_step
+        self._trace = trace
         self._is_ending = False
         self.queue.open()
 
@@ -112,7 +120,9 @@ class StepLoop:
                         task.finish("cancelled")
                 else:
                     self.workload.accept(plan.parts, outputs)
-                    self.scheduler.note(plan, time.perf_counter() - began)
+                    took_s = time.perf_counter() - began
+                    self.scheduler.note(plan, took_s)
+                    self._write_down(plan, took_s)
         except BaseException as error:  # one bad batch must not end the process: it ends the requests that were in it
             log.exception("a step failed")
             for task in tasks:
@@ -120,6 +130,11 @@ class StepLoop:
         finally:
             self.step.end()
         self.n_steps += 1
+
+    def _write_down(self, plan: Plan[Any], took_s: float) -> None:
+        if self._trace is not None:
+            n_running, n_waiting = len(self.scheduler.running), len(self.queue)
+            self._trace.write(self.n_steps, plan, took_s, self.model.cache, n_running=n_running, n_waiting=n_waiting)
 
     def _emit(self) -> None:
         """What the step has added to answers leaves."""
@@ -211,11 +226,13 @@ class RequestHandle:
 class Engine:
     """One model file, loaded and closed at will; an EngineService."""
 
-    def __init__(self, model_path: Path, new_engine: bool | None = None) -> None:
+    def __init__(self, model_path: Path, new_engine: bool | None = None, trace: Path | None = None) -> None:
+        """*trace*: a file that is to have a line for each step. Errors: OSError when it cannot be written."""
         self._loader = Loader(model_path, new_engine)
         self._load_lock = threading.Lock()
         self._loop: StepLoop | None = None
         self._after_step: list[Callable[[], None]] = []
+        self._trace = Trace(trace) if trace else None
         route_to_logging()
 
     @property
@@ -242,7 +259,7 @@ class Engine:
     def _start(self, model: Loaded, options: LoadOptions) -> None:
         try:
             slots = Slots(model.cache, model.n_parallel, model.limits.max_sequences, model.host_cache(options.host_cache_bytes))
-            self._loop = StepLoop(self._loader, model, slots, options.token_gap_s or math.inf, self._after_step)
+            self._loop = StepLoop(self._loader, model, slots, options.token_gap_s or math.inf, self._after_step, self._trace)
             self._loop.start()
         except BaseException:
             self._loop = None
@@ -275,3 +292,5 @@ class Engine:
     def close(self) -> None:
         with self._load_lock:
             self._unload()
+            if self._trace is not None:
+                self._trace.close()

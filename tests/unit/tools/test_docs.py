@@ -38,3 +38,24 @@ def test_the_targets_that_are_described_are_those_there_are() -> None:
     assert phony
     assert described == set(phony[1].split()) - {"help", "FORCE"}
     assert described == set(re.findall(r"'make ([\w-]+) ", makefile))
+
+
+def test_recipes_name_files_that_exist_and_words_in_them() -> None:
+    recipes = (ROOT / "CONTRIBUTING.md").read_text().partition("## Adding an architecture")[2]
+    assert recipes.count("\n## Adding ") == 4
+    paths = set(re.findall(r"`((?:src|tests|docs)/[\w/.-]+)`", recipes))
+    assert len(paths) > 20
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
+    for words, path in {
+        ("SAMPLERS", "class SamplingOptions", "class LoadOptions"): "src/puna/wire.py",
+        ("SAMPLERS", "_STEPS", "class Options"): "src/puna/api/options.py",
+        ("_changes_anything",): "src/puna/sample/sampler.py",
+        ("ARCHITECTURES",): "src/puna/engines.py",
+        ("class Row",): "tests/models/row.py",
+        ("SAMPLES", "OPTIONS", "EFFECTS"): "tests/contract/test_every_field.py",
+        ("def source_of", "def is_reference"): "src/puna/store/sources/reference.py",
+        ("def fetch", "def permit"): "src/puna/store/sources/source.py",
+        ("SUPPORTED",): "tests/unit/test_settings.py",
+    }.items():
+        text = (ROOT / path).read_text()
+        assert all(word in text for word in words), path

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from puna.api.options import SAMPLERS
 from tests.documents import DOCUMENTS, ROOT, Block, blocks, commands
 
 SOURCES = sorted((ROOT / "src" / "puna").rglob("*.py"))
@@ -80,6 +81,11 @@ def _texts() -> list[str]:
 def _errors() -> list[str]:
     page = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text()
     return re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
+
+
+def test_each_sampling_step_is_explained() -> None:
+    table = (ROOT / "docs" / "sampling.md").read_text().partition("## The order")[2]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)[: len(SAMPLERS)] == list(SAMPLERS)
 
 
 def test_errors_are_told_apart() -> None:

@@ -18,6 +18,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
     parser.add_argument("--log-level", choices=LEVELS, help="(default: info, or debug with OLLAMA_DEBUG)")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a line of JSON for each step (docs/debugging.md)")
     load = parser.add_argument_group("loading without a POST /load")
     load.add_argument("--load", action="store_true", help="load the model at once")
     load.add_argument("--n-ctx", type=int, help="tokens one sequence may hold")
@@ -81,7 +83,7 @@ def connection_to_parent(fd: int = 0) -> socket.socket | None:
 def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> None:
     """Run until SIGTERM, SIGINT or the end of the parent, and end the process."""
     args = parse(argv)
-    make = make_engine or _make_engine
+    make = make_engine or partial(_make_engine, trace=args.trace)
     signal.signal(signal.SIGTERM, _exit_at_once)
     if args.channel or args.spare:
         _serve_parent(args, make)
@@ -164,7 +166,7 @@ def _load_request(args: argparse.Namespace) -> LoadRequest:
     return LoadRequest(operation="commit", options=LoadOptions(**given))
 
 
-def _make_engine(model_path: Path) -> EngineService:
+def _make_engine(model_path: Path, trace: Path | None) -> EngineService:
     from puna.runner.engine import Engine
 
-    return Engine(model_path, settings.load().new_engine)
+    return Engine(model_path, settings.load().new_engine, trace)
