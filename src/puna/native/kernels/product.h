@@ -11,9 +11,12 @@
 //
 // Everything here is compiled once per instruction set: it has no name that the linker could share between them.
 #pragma once
+#include <type_traits>
+
 #include "instructions.h"
 
 #define PUNA_INLINE inline __attribute__((always_inline))
+#define PUNA_INLINE_LAMBDA __attribute__((always_inline))
 #ifdef PUNA_PLAIN_LOOPS
 #define PUNA_UNROLL
 #else
@@ -206,6 +209,7 @@ template <class L, int bits> struct Products<L, bits, true> {
   using I = typename L::I;
   using Sum = typename L::F;
   using Factor = typename L::F;
+  static constexpr bool in_halves = false;
   struct Weights { I w[8]; };
 
   static PUNA_INLINE void prepare(Weights&) {}
@@ -213,24 +217,31 @@ template <class L, int bits> struct Products<L, bits, true> {
   static PUNA_INLINE Factor factor(I whole) { return L::to_float(whole); }
   static PUNA_INLINE typename L::F value(Sum sum) { return sum; }
 
-  // For N registers of weights the sums of `groups` groups of four from `first` on.
-  template <int N, int first, int groups> static PUNA_INLINE void dot(const Weights* w, const int8_t* x, I* sums) {
-    PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::zero();
+  // For N registers of weights and M tokens the sums of `groups` groups of four from `first` on.
+  template <int N, int M, int first, int groups> static PUNA_INLINE void dot(const Weights* w, const int8_t* x, I (*sums)[N]) {
+    PUNA_UNROLL for (int t = 0; t < M; t++)
+      PUNA_UNROLL for (int i = 0; i < N; i++) sums[t][i] = L::zero();
     PUNA_UNROLL for (int g = first; g < first + groups; g++) {
-      const auto v = L::four(x + 4 * g);
-      PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::dot4(sums[i], w[i].w[g], v);
+      I v[M];
+      PUNA_UNROLL for (int t = 0; t < M; t++) v[t] = L::four(x + 32 * t + 4 * g);
+      PUNA_UNROLL for (int i = 0; i < N; i++)
+        PUNA_UNROLL for (int t = 0; t < M; t++) sums[t][i] = L::dot4(sums[t][i], w[i].w[g], v[t]);
     }
   }
-  template <int N, int first, int groups>
+  // To the sums of M tokens, which are so many apart.
+  template <int N, int M, int first, int groups, int apart>
   static PUNA_INLINE void add(const Weights* w, const int8_t* x, const Factor* factors, Sum* sums) {
-    I whole[N];
-    dot<N, first, groups>(w, x, whole);
-    PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::multiply_add(L::to_float(whole[i]), factors[i], sums[i]);
+    I whole[M][N];
+    dot<N, M, first, groups>(w, x, whole);
+    PUNA_UNROLL for (int t = 0; t < M; t++)
+      PUNA_UNROLL for (int i = 0; i < N; i++)
+        sums[t * apart + i] = L::multiply_add(L::to_float(whole[t][i]), factors[i], sums[t * apart + i]);
   }
-  template <int N> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, typename L::F* sums) {
-    I whole[N];
-    dot<N, 0, 8>(w, x, whole);
-    PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::to_float(whole[i]);
+  template <int N, int M> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, typename L::F (*sums)[N]) {
+    I whole[M][N];
+    dot<N, M, 0, 8>(w, x, whole);
+    PUNA_UNROLL for (int t = 0; t < M; t++)
+      PUNA_UNROLL for (int i = 0; i < N; i++) sums[t][i] = L::to_float(whole[t][i]);
   }
 };
 
@@ -256,36 +267,44 @@ template <class L, int bits> struct Products<L, bits, false> {
   static PUNA_INLINE Factor factor(I whole) { return L::pairs(whole, whole); }
   static PUNA_INLINE typename L::F value(Sum sum) { return L::to_float(sum); }
 
-  template <int N, int first, int groups>
+  // To the sums of M tokens, which are so many apart.
+  template <int N, int M, int first, int groups, int apart>
   static PUNA_INLINE void add(const Weights* w, const int8_t* x, const Factor* factors, Sum* sums) {
     constexpr int step = together < groups ? together : groups;
     PUNA_UNROLL for (int begin = first; begin < first + groups; begin += step) {
-      I low[N], high[N];
+      I low[M][N], high[M][N];
       PUNA_UNROLL for (int g = begin; g < begin + step; g++) {
-        const auto v = L::four(x + 4 * g);
-        PUNA_UNROLL for (int i = 0; i < N; i++) {
-          const auto p = L::add_pairs(w[i].w[g], v);
-          low[i] = g == begin ? p : L::add16(low[i], p);
-          if constexpr (in_halves) {
-            const auto q = L::add_pairs(w[i].w[g + 8], v);
-            high[i] = g == begin ? q : L::add16(high[i], q);
+        I v[M];
+        PUNA_UNROLL for (int t = 0; t < M; t++) v[t] = L::four(x + 32 * t + 4 * g);
+        PUNA_UNROLL for (int i = 0; i < N; i++)
+          PUNA_UNROLL for (int t = 0; t < M; t++) {
+            const auto p = L::add_pairs(w[i].w[g], v[t]);
+            low[t][i] = g == begin ? p : L::add16(low[t][i], p);
+            if constexpr (M > 1) L::keep(low[t][i]);  // now: all products first and then all sums is more than there are registers for
+            if constexpr (in_halves) {
+              const auto q = L::add_pairs(w[i].w[g + 8], v[t]);
+              high[t][i] = g == begin ? q : L::add16(high[t][i], q);
+              if constexpr (M > 1) L::keep(high[t][i]);
+            }
           }
+      }
+      PUNA_UNROLL for (int t = 0; t < M; t++)
+        PUNA_UNROLL for (int i = 0; i < N; i++) {
+          Sum& sum = sums[t * apart + i];
+          sum = L::add(sum, L::multiply_pairs(low[t][i], factors[i]));
+          if constexpr (in_halves) sum = L::add(sum, L::multiply_pairs(high[t][i], L::template left<4>(factors[i])));
         }
-      }
-      PUNA_UNROLL for (int i = 0; i < N; i++) {
-        sums[i] = L::add(sums[i], L::multiply_pairs(low[i], factors[i]));
-        if constexpr (in_halves) sums[i] = L::add(sums[i], L::multiply_pairs(high[i], L::template left<4>(factors[i])));
-      }
     }
   }
-  template <int N> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, typename L::F* sums) {
-    I whole[N], ones[N];
+  template <int N, int M> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, typename L::F (*sums)[N]) {
+    I whole[M][N], ones[N];
     PUNA_UNROLL for (int i = 0; i < N; i++) {
-      whole[i] = L::zero();
       ones[i] = L::words(1);
+      PUNA_UNROLL for (int t = 0; t < M; t++) whole[t][i] = L::zero();
     }
-    add<N, 0, 8>(w, x, ones, whole);
-    PUNA_UNROLL for (int i = 0; i < N; i++) sums[i] = L::to_float(whole[i]);
+    add<N, M, 0, 8, N>(w, x, ones, &whole[0][0]);
+    PUNA_UNROLL for (int t = 0; t < M; t++)
+      PUNA_UNROLL for (int i = 0; i < N; i++) sums[t][i] = L::to_float(whole[t][i]);
   }
 };
 
@@ -321,19 +340,36 @@ template <class L, int S> PUNA_INLINE void write(const Tile& tile, int t, const 
   for (int r = 0; r < (S - 1) * rows_of_stripe + tile.n_rows; r++) y[r] = values[r];
 }
 
-// S stripes at once; registers that cover a whole stripe share what is loaded of the activations between stripes.
-template <class L, int S> struct Shape {
+// S stripes at once; registers that cover a whole stripe share what is loaded of the activations between stripes. Where weights
+// take more registers than there are, so do those of one stripe, and two tokens share what is loaded of the weights.
+template <class L, int S, class P = void, int T = 1> struct Shape {
   static constexpr int units = S * rows_of_stripe / L::width;
-  static constexpr int together = L::width == rows_of_stripe ? S : 1;
+  static constexpr bool has_pairs() {
+    if constexpr (T == 0 && L::width < rows_of_stripe) return P::in_halves;
+    return false;
+  }
+  static constexpr bool in_pairs = has_pairs();
+  static constexpr int together = L::width == rows_of_stripe ? S : in_pairs ? rows_of_stripe / L::width : 1;
   static PUNA_INLINE int stripe(int u) { return u * L::width / rows_of_stripe; }
   static PUNA_INLINE int row(int u) { return u * L::width % rows_of_stripe; }
 };
+
+// Tokens one by one, T of them if that is known when compiled; or two by two.
+template <int T, bool in_pairs, class Do> PUNA_INLINE void each_token(int n, const Do& work) {
+  if constexpr (in_pairs) {
+    for (int t = 0; t + 1 < n; t += 2) work(t, std::integral_constant<int, 2>());
+    if (n % 2) work(n - 1, std::integral_constant<int, 1>());
+  } else {
+    const int count = T ? T : n;
+    PUNA_UNROLL for (int t = 0; t < count; t++) work(t, std::integral_constant<int, 1>());
+  }
+}
 
 template <class L, class W, int T, int S> void tiles_of_32(const Activations& a, const Tile& tile) {
   using P = Products<L, W::bits>;
   using F = typename L::F;
   using Packed = typename W::Packed;
-  constexpr int units = Shape<L, S>::units, together = Shape<L, S>::together, room = T ? T : tokens_at_once;
+  constexpr int units = Shape<L, S>::units, together = Shape<L, S, P, T>::together, room = T ? T : tokens_at_once;
   const int n = T ? T : tile.n;
   F sums[room][units];
   PUNA_UNROLL for (int t = 0; t < n; t++)
@@ -356,13 +392,16 @@ template <class L, class W, int T, int S> void tiles_of_32(const Activations& a,
         if constexpr (W::offset != 0) m[i] = L::times(d[i], L::set(-static_cast<float>(W::offset)));
         else m[i] = L::load_half(W::minimum(p) + row);
       }
-      PUNA_UNROLL for (int t = 0; t < n; t++) {
-        F products[together];
-        P::template plain<together>(w, x + 32 * t, products);
-        const F s = L::set(sum[t]), e = L::set(scale[t]);
-        PUNA_UNROLL for (int i = 0; i < together; i++)
-          sums[t][u + i] = L::multiply_add(products[i], L::times(d[i], e), L::multiply_add(m[i], s, sums[t][u + i]));
-      }
+      each_token<T, Shape<L, S, P, T>::in_pairs>(n, [&](int t, auto tokens) PUNA_INLINE_LAMBDA {
+        constexpr int M = decltype(tokens)::value;
+        F products[M][together];
+        P::template plain<together, M>(w, x + 32 * t, products);
+        PUNA_UNROLL for (int k = 0; k < M; k++) {
+          const F s = L::set(sum[t + k]), e = L::set(scale[t + k]);
+          PUNA_UNROLL for (int i = 0; i < together; i++)
+            sums[t + k][u + i] = L::multiply_add(products[k][i], L::times(d[i], e), L::multiply_add(m[i], s, sums[t + k][u + i]));
+        }
+      });
     }
   }
   for (int t = 0; t < n; t++) write<L, S>(tile, t, sums[t]);
@@ -373,7 +412,7 @@ template <class L, class W, int T, int S> void tiles_of_256(const Activations& a
   using F = typename L::F;
   using I = typename L::I;
   using Packed = typename W::Packed;
-  constexpr int units = Shape<L, S>::units, together = Shape<L, S>::together, room = T ? T : tokens_at_once;
+  constexpr int units = Shape<L, S>::units, together = Shape<L, S, P, T>::together, room = T ? T : tokens_at_once;
   constexpr int factors = W::factors / 8;  // of 32 weights
   const int n = T ? T : tile.n;
   F sums[room][units];
@@ -396,14 +435,15 @@ template <class L, class W, int T, int S> void tiles_of_256(const Activations& a
           P::prepare(w[i]);
           PUNA_UNROLL for (int k = 0; k < factors; k++) f[k][i] = P::factor(W::template factor<L>(p, factors * j + k, row));
         }
-        PUNA_UNROLL for (int t = 0; t < n; t++) {
+        each_token<T, Shape<L, S, P, T>::in_pairs>(n, [&](int t, auto tokens) PUNA_INLINE_LAMBDA {
+          constexpr int M = decltype(tokens)::value;
           if constexpr (factors == 1) {
-            P::template add<together, 0, 8>(w, x + 32 * t, f[0], block[t] + u);
+            P::template add<together, M, 0, 8, units>(w, x + 32 * t, f[0], block[t] + u);
           } else {
-            P::template add<together, 0, 4>(w, x + 32 * t, f[0], block[t] + u);
-            P::template add<together, 4, 4>(w, x + 32 * t, f[1], block[t] + u);
+            P::template add<together, M, 0, 4, units>(w, x + 32 * t, f[0], block[t] + u);
+            P::template add<together, M, 4, 4, units>(w, x + 32 * t, f[1], block[t] + u);
           }
-        }
+        });
       }
     }
     PUNA_UNROLL for (int u = 0; u < units; u++) {

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from puna.errors import NativeLibraryError
 from puna.native import products
 from puna.native.ggml import ggml_type_traits
-from puna.native.kernels import library
+from puna.native.kernels import library, race
 from puna.native.kernels.build import LIBRARY
 from puna.native.kernels.library import Kernels
 from tests import needs, packed
@@ -220,6 +221,37 @@ def test_the_best_instructions_are_chosen_and_others_can_be(monkeypatch: pytest.
     with pytest.raises(NativeLibraryError, match=r"abacus: this processor has .*portable"):
         Kernels(str(LIBRARY))
     KERNELS.use(AVAILABLE[0])  # the choice is the library's, which is opened once
+
+
+@pytest.mark.parametrize("faster", library.RIVALS)
+def test_of_two_widths_without_dot_products_the_faster_is_chosen(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
+    monkeypatch.delenv(library.FORCED, raising=False)
+    monkeypatch.setattr(Kernels, "available", lambda _self: [*library.RIVALS, "portable"])
+    monkeypatch.setattr(Kernels, "use", lambda self, name: setattr(self, "instructions", name))
+    measured: list[str] = []
+
+    def fastest(names: list[str], _use: object, work: Callable[[], None]) -> str:
+        work()
+        measured.extend(names)
+        return faster
+
+    monkeypatch.setattr(library, "fastest", fastest)
+    assert Kernels(str(LIBRARY)).instructions == faster
+    assert measured == [*library.RIVALS]
+
+
+def test_where_there_are_dot_products_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(library.FORCED, raising=False)
+    for available in (["avx512_vnni", "avx512", "avx2", "portable"], ["avx2", "portable"], ["avx512", "portable"]):
+        monkeypatch.setattr(Kernels, "available", lambda _self, names=available: names)
+        monkeypatch.setattr(Kernels, "use", lambda self, name: setattr(self, "instructions", name))
+        monkeypatch.setattr(library, "fastest", None)
+        assert Kernels(str(LIBRARY)).instructions == available[0]
+
+
+def test_the_fastest_is_the_one_that_takes_the_shortest_time(kernels: Kernels) -> None:
+    with closing(race.Product(kernels)) as product:
+        assert race.fastest(["portable", AVAILABLE[0]], kernels.use, product) == AVAILABLE[0]
 
 
 def test_without_the_library_ggml_multiplies_and_the_log_says_so(
