@@ -19,7 +19,6 @@ from starlette.types import ExceptionHandler
 from puna import packed_files
 from puna.errors import PunaError
 from puna.llm.launch import Launcher
-from puna.server.answering.rendering import Renderers
 from puna.server.apis.routes import all_routes
 from puna.server.http import errors
 from puna.server.http.access import ApiKeys, read_keys
@@ -29,6 +28,7 @@ from puna.server.http.request_id import RequestIds
 from puna.server.metrics import Metrics
 from puna.server.pipeline import Pipeline
 from puna.server.placing.scheduler import Scheduler
+from puna.server.rendering import Renderers
 from puna.settings import Settings
 from puna.store.store import Store
 

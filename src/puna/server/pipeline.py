@@ -17,7 +17,6 @@ from puna.server.answering.answers import answers
 from puna.server.answering.embedding import Embedded, embed
 from puna.server.answering.fitting import prompt_for
 from puna.server.answering.parts import Choices, Parts
-from puna.server.answering.rendering import Renderers
 from puna.server.checking.check import CheckedRequest, check
 from puna.server.checking.embedding import CheckedEmbedding, check_embedding
 from puna.server.checking.models import open_model
@@ -27,6 +26,7 @@ from puna.server.metrics import Metrics
 from puna.server.placing.loaded import Place
 from puna.server.placing.scheduler import Scheduler
 from puna.server.prompting.plan import PromptPlan, plan
+from puna.server.rendering import Renderers
 from puna.settings import Settings
 from puna.store.store import Store
 

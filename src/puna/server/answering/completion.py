@@ -7,7 +7,6 @@ from typing import Any
 from puna import wire
 from puna.server.answering.constraint import grammar_for, thinking_for
 from puna.server.answering.fitting import Prompt
-from puna.server.http import request_id
 from puna.server.prompting.plan import PromptPlan
 
 _RANDOM = -1  # as a seed
@@ -42,7 +41,7 @@ def completion_request(prompt: Prompt, number: int = 0) -> wire.CompletionReques
         return_tokens=plan.returns_tokens,
         show_control_tokens=_needs_control_tokens(plan),
         salt=request.caller.salt,
-        request_id=request_id.current(),
+        request_id=request.caller.request_id,
     )
 
 

@@ -13,10 +13,10 @@ import msgspec
 
 from puna.prompt import harmony
 from puna.prompt.exchange import PromptRequest
-from puna.server.answering.rendering import Renderers
 from puna.server.placing.loaded import Place
 from puna.server.prompting.plan import PromptPlan
-from puna.server.prompting.turns import Turn, is_system
+from puna.server.prompting.turns import Turn
+from puna.server.rendering import Renderers
 
 _SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
 
@@ -69,6 +69,10 @@ async def _fitted(place: Place, plan: PromptPlan, render: Callable[[PromptReques
     return Fitted(await render(content, content.messages))
 
 
+def _is_system(turn: Turn) -> bool:
+    return bool(turn["role"] == "system")
+
+
 async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str]], place: Place) -> Fitted:
     """The prompt of the longest end of a conversation that fits the context, system messages and the last one kept.
 
@@ -76,9 +80,9 @@ async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str
     """
 
     def kept(begin: int) -> list[Turn]:
-        return [message for number, message in enumerate(messages) if number >= begin or is_system(message)]
+        return [message for number, message in enumerate(messages) if number >= begin or _is_system(message)]
 
-    if all(map(is_system, messages[:-1])):
+    if all(map(_is_system, messages[:-1])):
         return Fitted(await render(list(messages)))  # nothing may be left out, so there is nothing to count
 
     n_most = 0  # tokens of the longest that was tried and does not fit

@@ -14,7 +14,7 @@ from puna.errors import BadRequest
 from puna.llm.load import LoadRequirements, load_requirements
 from puna.prompt.exchange import Think
 from puna.server.checking.grammar import grammar_of
-from puna.server.checking.models import check_keep_alive, has_template, open_model
+from puna.server.checking.models import check_keep_alive, open_model
 from puna.server.checking.request import InferenceRequest
 from puna.server.http.caller import Caller
 from puna.settings import Settings
@@ -106,4 +106,4 @@ def _think(model: StoredModel, native: ChatRequest | GenerateRequest) -> Think:
 
 
 def _continues_as_it_is(request: InferenceRequest, native: GenerateRequest, model: StoredModel) -> bool:
-    return request.is_raw_without_template and not native.suffix and not has_template(model)
+    return request.is_raw_without_template and not native.suffix and not model.has_template

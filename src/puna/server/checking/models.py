@@ -33,11 +33,6 @@ def _open(store: Store, name: str, *, is_local: bool) -> StoredModel:
     return model
 
 
-def has_template(model: StoredModel) -> bool:
-    """Without one a model was not made for conversations, or nobody says how: it continues texts."""
-    return bool(model.config.renderer or model.template or model.chat_template)
-
-
 def check_keep_alive(caller: Caller, keep_alive: float | None) -> None:
     """Errors: Forbidden for who asks that a model stays and may not."""
     if keep_alive == FOREVER and not caller.may_manage:

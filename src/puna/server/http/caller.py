@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
+from puna.server.http import request_id
 from puna.server.http.access import may_manage, salt_of
 
 
@@ -16,11 +17,12 @@ class Caller:
     is_local: bool
     may_manage: bool
     salt: str  # of its key, if prompts of different keys are kept apart
+    request_id: str
     began_ns: int
 
     @classmethod
     def of(cls, request: HTTPConnection) -> Caller:
-        return cls(_is_loopback(request), may_manage(request), salt_of(request), time.monotonic_ns())
+        return cls(_is_loopback(request), may_manage(request), salt_of(request), request_id.current(), time.monotonic_ns())
 
 
 def _is_loopback(request: HTTPConnection) -> bool:

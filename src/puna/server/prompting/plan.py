@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from puna.api.generate import ChatRequest, GenerateRequest
@@ -41,28 +41,24 @@ class PromptPlan:
     is_cut_to_fit: bool = False  # a conversation that is too long loses its oldest messages
     context: list[int] = field(default_factory=list)  # tokens before the prompt
     returns_tokens: bool = False
+    warnings: list[str] = field(default_factory=list)  # what of the request has no effect
 
     @property
     def has_foreign_template(self) -> bool:
         """Whether others wrote what makes the prompt."""
         return isinstance(self.content, PromptRequest) and not self.content.source.is_own
 
-    @property
-    def warnings(self) -> list[str]:
-        """What of the request has no effect."""
-        found = self.request.warnings
-        if "think_budget" in self.request.native.options and not self.output.has_thinking:
-            return [*found, 'option "think_budget" has no effect: the model does not think']
-        return found
-
 
 async def plan(request: CheckedRequest) -> PromptPlan:
     """Errors: BadRequest for a conversation that cannot end as the request says."""
     native = request.native
     made = await (_of_chat(request, native) if isinstance(native, ChatRequest) else _of_generate(request, native))
-    for warning in made.warnings:
+    warnings = request.warnings
+    if "think_budget" in native.options and not made.output.has_thinking:
+        warnings = [*warnings, 'option "think_budget" has no effect: the model does not think']
+    for warning in warnings:
         log.warning("%s", warning)
-    return made
+    return replace(made, warnings=warnings)
 
 
 async def _of_chat(request: CheckedRequest, native: ChatRequest) -> PromptPlan:

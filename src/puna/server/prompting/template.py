@@ -16,7 +16,6 @@ from puna.prompt.exchange import Source
 from puna.prompt.families.registry import FAMILIES
 from puna.prompt.output_format import OutputFormat
 from puna.prompt.parsers import PARSERS
-from puna.server.checking.models import has_template
 from puna.store.models.model import StoredModel
 
 _IM_START = b"<|im_start|>"
@@ -47,7 +46,7 @@ def continues_texts(model: StoredModel) -> bool:
     """Whether an instruction is best given to the model as it is: nothing at all tells how turns are marked."""
     assert model.model_path is not None
     found = model.model_path.stat()
-    return not has_template(model) and not _vocabulary(model.model_path, found.st_size, found.st_mtime_ns).has_im_start
+    return not model.has_template and not _vocabulary(model.model_path, found.st_size, found.st_mtime_ns).has_im_start
 
 
 def output_format(model: StoredModel, template: str = "") -> OutputFormat:

@@ -14,15 +14,11 @@ from puna.store.models.model import StoredModel
 Turn = dict[str, Any]  # a message as templates see it
 
 
-def is_system(turn: Turn) -> bool:
-    return bool(turn["role"] == "system")
-
-
 def assemble(model: StoredModel, turns: Sequence[Turn], system: str = "", *, with_messages: bool = True) -> list[Turn]:
     """The model's messages, then *turns*; in front of all the system text, unless the first turn brings one."""
     before: list[Turn] = [dict(message) for message in model.messages] if with_messages else []
     text = system or model.system
-    if text and not (turns and is_system(turns[0])):
+    if text and not (turns and turns[0]["role"] == "system"):
         before.insert(0, {"role": "system", "content": text})
     assembled = [*before, *turns]
     return _without_old_thinking(assembled) if _repeats_thinking(model) else assembled

@@ -65,6 +65,11 @@ class StoredModel:
         return self.file.chat_template if self.file else ""
 
     @property
+    def has_template(self) -> bool:
+        """Without one a model was not made for conversations, or nobody says how: it continues texts."""
+        return bool(self.config.renderer or self.template or self.chat_template)
+
+    @property
     def capabilities(self) -> list[str]:
         """What the model can do; found out once, but not while its file cannot be read."""
         return self._capabilities if self.file is not None else self._judged(None)

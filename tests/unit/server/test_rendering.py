@@ -17,7 +17,7 @@ from puna.errors import BadRequest, Overloaded, TemplateError
 from puna.prompt.exchange import PromptRequest, Source
 from puna.prompt.limits import MAX_TEMPLATE_CHARS
 from puna.prompt.worker import MAX_BYTES
-from puna.server.answering.rendering import MAX_PROCESSES, Renderers
+from puna.server.rendering import MAX_PROCESSES, Renderers
 from tests.unit.prompt import chat_templates as t
 
 SLOW = "{% set l = range(100000) | list %}{% for i in range(100000) %}{{ 'x' if (i ~ '') in l }}{% endfor %}"
