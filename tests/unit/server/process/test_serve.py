@@ -118,8 +118,8 @@ def test_the_address_is_taken(tmp_path: Path, model: str) -> None:
 
 def test_the_server_never_imports_the_engine() -> None:
     code = (
-        "import importlib, sys, puna.server.process.serve; from puna.server import app\n"
-        "for names in app._LATER.values(): [importlib.import_module(f'{app._APIS}.{name}') for name in names]\n"
+        "import importlib, sys, puna.server.process.serve; from puna.server.apis import routes\n"
+        "for names in routes._LATER.values(): [importlib.import_module(f'{routes._APIS}.{name}') for name in names]\n"
         "print([name for name in sys.modules if name.startswith('puna.')])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
