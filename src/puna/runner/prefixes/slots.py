@@ -8,14 +8,13 @@ goes to the host cache, if there is one, and comes back when a prompt begins wit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence, Set
 
 from puna.kvcache.cache import Sequences, resume_point
 from puna.kvcache.cells import CacheFull
 from puna.runner.prefixes.groups import Group, whole
+from puna.runner.prefixes.held import HeldPrefixes, Slot
 from puna.runner.prefixes.host_cache import MIN_LOST, Entry, HostCache
-from puna.runner.prefixes.tree import PrefixTree
 
 # Copying rows costs little, but not nothing: a prefix this much longer than the slot's own is worth it. What a chat's
 # template begins all prompts with is.
@@ -31,61 +30,19 @@ SHRUNK_AT_ONCE = 32
 MAX_STORED_PER_LOST = 16
 
 
-@dataclass
-class Slot:
-    """The cache holds the first *length* of these tokens; a running request computes the rest, and adds to the same list."""
+class Slots(HeldPrefixes):
+    """Decides who gets which slot, what is copied, shared, evicted, offloaded and restored."""
 
-    sequence: int
-    tokens: list[int] = field(default_factory=list)
-    length: int = 0
-    is_busy: bool = False
-    last_used: int = 0
-
-
-class Slots:
     def __init__(self, cache: Sequences, n_parallel: int, n_sequences: int, host_cache: HostCache | None = None) -> None:
+        super().__init__(cache, n_parallel, n_sequences)
         self.host_cache = host_cache
-        self._cache = cache
-        self._n_parallel = n_parallel
-        self.slots = [Slot(i) for i in range(n_sequences)]
-        self._prefixes = PrefixTree(n_sequences)  # of the slots' tokens, those that are still to be computed as well
-        self._clock = 0
         self._deduplicated_at = -1  # on the clock: copies were sought in vain, or there are none left
-
-    @property
-    def n_free(self) -> int:
-        """Requests that may be admitted."""
-        return self._n_parallel - sum(s.is_busy for s in self.slots)
 
     def cached(self, tokens: list[int]) -> int:
         """How many of a prompt's first tokens some sequence holds, or the host cache where that would be brought back."""
         most, _ = self._most_held(tokens)
         spared = self.host_cache.find(tokens)[1] if self.host_cache else 0
         return spared if spared >= most + MIN_RESTORE_GAIN else most
-
-    def _most_held(self, tokens: list[int], but: int = -1) -> tuple[int, int]:
-        """How many of a prompt's first tokens the slots spare it, and the sequence of the one that does; *but* is not asked."""
-        most, holder = 0, -1
-        for shared, sequences in self._prefixes.along(tokens):
-            for sequence in sequences:
-                if shared <= most:
-                    return most, holder
-                if sequence != but and (spared := self._reusable(sequence, shared)) > most:
-                    most, holder = spared, sequence
-        return most, holder
-
-    def promised(self, tokens: list[int], at_least: int) -> Iterator[tuple[int, int]]:
-        """Sequences that hold so many of a prompt's first tokens, or will once their own are computed; and how many."""
-        for shared, sequences in self._prefixes.along(tokens):
-            if shared < at_least:
-                return
-            for sequence in sequences:
-                yield sequence, min(shared, self._prefixes.lengths[sequence])
-
-    def _reusable(self, sequence: int, shared: int) -> int:
-        """How many tokens a slot spares a prompt that shares so many: what it holds of them and has not forgotten."""
-        held = min(shared, self.slots[sequence].length)
-        return resume_point(self._cache, sequence, held) if held else 0
 
     def acquire(self, tokens: list[int], groups: Sequence[Group] = (), n_needed: int = 0) -> tuple[int, int]:
         """A sequence for a prompt, and how many of its tokens are in the cache there: at most all but the last.
@@ -134,24 +91,12 @@ class Slots:
         has_room = self._cache.n_free >= length and n_room >= length + n_needed
         self._cache.copy_prefix(source, slot.sequence, length, by_reference=not has_room)
 
-    def _idle_sequences(self) -> list[int]:
-        return [slot.sequence for slot in self.slots if not slot.is_busy]
-
     def share(self, tokens: list[int]) -> tuple[int, int]:
         """How many of a prompt's first tokens it would not take room for, and the sequence that holds them, or -1."""
         most, holder = self._most_held(tokens)
         if self.host_cache and self.host_cache.find(tokens)[1] >= most + MIN_RESTORE_GAIN:
             return 0, -1  # what comes back from there takes room
         return most, holder
-
-    def n_spare(self, others: Iterable[int] = (), kept_by: int = -1, n_kept: int = 0) -> int:
-        """Room that idle sequences and *others* would leave, but for the first *n_kept* tokens of one of them."""
-        giving = {*self._idle_sequences(), *others}
-        return self._cache.n_freed(giving, kept_by, n_kept if kept_by in giving else 0)
-
-    def holders(self, prompts: Iterable[list[int]]) -> set[int]:
-        """The sequences that spare these prompts most."""
-        return {holder for _, holder in map(self._most_held, prompts)} - {-1}
 
     def regain(self, sequence: int, tokens: list[int], groups: Sequence[Group] = (), n_needed: int = 0) -> int:
         """Of a request that gave way: how many of its computed tokens it still has, or finds in others or in the host cache."""
@@ -170,10 +115,6 @@ class Slots:
         self._cache.remove(sequence, length)
         self.replace(sequence, tokens, length)
         return length
-
-    def _idle(self) -> list[Slot]:
-        """Those that no request has: empty ones, then the one unused for longest, and so on."""
-        return sorted((s for s in self.slots if not s.is_busy), key=lambda s: (s.length > 0, s.last_used))
 
     def _resumable(self, slot: Slot, length: int, tokens: list[int], groups: Sequence[Group]) -> int:
         """Of the first *length* tokens of a prompt, as many as the slot can go on from: never the last, and whole groups."""
@@ -260,29 +201,6 @@ class Slots:
         if n_lost >= MIN_LOST and len(tokens) <= MAX_STORED_PER_LOST * n_lost:
             self.host_cache.store(slot.sequence, tokens)
 
-    def record(self, sequence: int, tokens: list[int], length: int) -> None:
-        """The cache holds the first *length* of these tokens in the sequence now, and nothing else.
-
-        The list that was recorded last may only have grown. Costs as good as nothing then.
-        """
-        slot = self.slots[sequence]
-        if slot.tokens is tokens:
-            self._prefixes.extend(sequence, length)
-            slot.length = length
-        else:
-            self.replace(sequence, tokens, length)
-
-    def replace(self, sequence: int, tokens: list[int], length: int) -> None:
-        """As ``record``, for another list or one that was changed. Who changes it says so before anything else is asked."""
-        self._prefixes.put(sequence, tokens, len(tokens))
-        slot = self.slots[sequence]
-        slot.tokens, slot.length = tokens, length
-
-    def release(self, sequence: int) -> None:
-        self._clock += 1
-        self.slots[sequence].is_busy = False
-        self.slots[sequence].last_used = self._clock
-
     def evict(self, spared: Set[int] = frozenset()) -> bool:
         """The idle prefix unused for longest leaves the cache, of those that make room by it; False when there is none.
 
@@ -303,28 +221,15 @@ class Slots:
         others = [s.sequence for s in idle if s is not slot]
         return self._cache.n_freed([*others, slot.sequence]) > self._cache.n_freed(others)
 
-    def empty(self, sequence: int) -> None:
-        self._cache.remove(sequence, 0)
-        self.replace(sequence, [], 0)
-
     def start_afresh(self) -> None:
-        """Nobody runs and nothing is held, whatever was in the books."""
         if self.host_cache:
             self.host_cache.clear()
-        self._prefixes = PrefixTree(len(self.slots))
-        for slot in self.slots:
-            self._cache.remove(slot.sequence, 0)
-            slot.tokens, slot.length, slot.is_busy = [], 0, False
+        super().start_afresh()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when the books contradict each other: a list was changed and nobody said so, for example."""
-        self._prefixes.check_integrity()
+        super().check_integrity()
         if self.host_cache:
             self.host_cache.check_integrity()
-        for slot in self.slots:
-            n_known = self._prefixes.lengths[slot.sequence]
-            n_shared = self._prefixes.shared(slot.tokens)[slot.sequence]
-            assert slot.length <= n_known == n_shared, f"of slot {slot}, {n_known} tokens are known and {n_shared} are found"
 
 
 def _rank(slot: Slot) -> tuple[bool, int, int]:

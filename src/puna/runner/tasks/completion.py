@@ -46,21 +46,8 @@ class Completion:
         self, wire: CompletionRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit, groups: Sequence[Group] = ()
     ) -> None:
         tokens = [*wire.context, *tokenizer.encode(wire.prompt, add_special=not wire.context)]
-        bad = next((t for t in wire.context if not 0 <= t < tokenizer.n_tokens), None)
-        if bad is not None:
-            raise BadRequest(f"context has the token {bad}, which is not in the vocabulary of {tokenizer.n_tokens}")
-        if not tokens:
-            raise BadRequest("the prompt is empty")
-        foreign = next((t for t in wire.sampling.logit_bias if not 0 <= t < tokenizer.n_tokens), None)
-        if foreign is not None:
-            raise BadRequest(f"logit_bias has the token {foreign}, which is not in the vocabulary of {tokenizer.n_tokens}")
-        if 0 <= wire.n_predict < wire.min_tokens:
-            raise BadRequest(f"min_tokens is {wire.min_tokens}, but the answer may have {wire.n_predict} tokens at most")
-        if not 0 <= wire.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
+        _check(wire, tokens, tokenizer.n_tokens)
         self.wire = wire
-        if wire.n_ctx < 0:
-            raise BadRequest(f"n_ctx must not be negative: {wire.n_ctx}")
         self.n_ctx = n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
         self.n_keep = _n_keep(wire, len(tokens), n_ctx)
         self.groups: Sequence[Group]
@@ -244,6 +231,24 @@ class Completion:
     def _end(self, last: Done | Failed) -> None:
         self.is_done = True
         deliver(self._emit, last)
+
+
+def _check(wire: CompletionRequest, tokens: list[int], n_vocab: int) -> None:
+    """Errors: BadRequest naming what cannot be."""
+    bad = next((t for t in wire.context if not 0 <= t < n_vocab), None)
+    if bad is not None:
+        raise BadRequest(f"context has the token {bad}, which is not in the vocabulary of {n_vocab}")
+    if not tokens:
+        raise BadRequest("the prompt is empty")
+    foreign = next((t for t in wire.sampling.logit_bias if not 0 <= t < n_vocab), None)
+    if foreign is not None:
+        raise BadRequest(f"logit_bias has the token {foreign}, which is not in the vocabulary of {n_vocab}")
+    if 0 <= wire.n_predict < wire.min_tokens:
+        raise BadRequest(f"min_tokens is {wire.min_tokens}, but the answer may have {wire.n_predict} tokens at most")
+    if not 0 <= wire.top_logprobs <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
+    if wire.n_ctx < 0:
+        raise BadRequest(f"n_ctx must not be negative: {wire.n_ctx}")
 
 
 def _matcher(grammar: Grammar, tokenizer: Tokenizer) -> Matcher:

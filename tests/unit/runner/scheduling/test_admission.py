@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from puna.kvcache.cache import UNLIMITED, resume_point
+from puna.runner.prefixes.held import Slot
 from puna.runner.prefixes.key import Element
-from puna.runner.prefixes.slots import MIN_COPY_GAIN, Slot, Slots
+from puna.runner.prefixes.slots import MIN_COPY_GAIN, Slots
 from puna.runner.prefixes.tree import Items, PrefixTree
 from puna.runner.scheduling.admission import MIN_SHARED, QUEUE_WINDOW, next_to_start, pause
 
