@@ -185,6 +185,7 @@ class Registry:
         self.blobs: dict[str, bytes] = {}
         self.uploads: dict[str, Upload] = {}
         self.redirects_uploads = False
+        self.knows_signatures = True
         self.faults: list[Fault] = []
         self.tokens: set[str] = set()
         self.links: set[str] = set()
@@ -268,7 +269,11 @@ class Registry:
 
     def _token(self, request: Handler) -> None:
         key, _, signature = request.headers.get("Authorization", "").partition(":")
-        if not key:
+        if not self.knows_signatures and not key:
+            self.tokens.add("anybodys")
+            request.reply(200, b'{"token": "anybodys"}')
+            return
+        if not key or not self.knows_signatures:
             request.reply(401)
             return
         public = load_ssh_public_key(f"ssh-ed25519 {key}".encode())

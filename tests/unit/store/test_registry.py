@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpcore
 import numpy as np
 import pytest
 
@@ -27,7 +28,12 @@ from puna.store.names import Name
 from puna.store.progress import Cancelled, Progress
 from puna.store.recipe import Recipe
 from puna.store.sources.elsewhere import Elsewhere
+from puna.store.sources.registry.challenge import Challenge
+from puna.store.sources.registry.client import Registry as Client
+from puna.store.sources.registry.identity import Identity
+from puna.store.sources.registry.place import Place
 from puna.store.sources.web import download, http, retry
+from puna.store.sources.web.http import Answer, Http
 from puna.store.store import Store
 from tests.patience import PATIENCE_S, wait_until
 from tests.registries import CHUNK_BYTES, Registry
@@ -250,6 +256,44 @@ def test_no_credentials_reach_another_host(registry: Registry, here: Store, ther
         pull(here, served.reference)
     assert any(path.startswith("/token?service=registry&scope=x") for _, path in registry.storage.seen)
     assert registry.storage.credentials == []
+
+
+def test_a_registry_that_knows_no_signatures_is_asked_as_anybody_would(
+    registry: Registry, here: Store, there: Store, served: Served
+) -> None:
+    registry.knows_signatures = False
+    pull(here, served.reference)
+    assert_whole(here, there, served)
+    assert registry.tokens == {"anybodys"}
+
+
+@pytest.mark.parametrize(
+    ("base", "target", "is_followed"),
+    [
+        ("https://a.example/v2/", "https://b.example/x", True),
+        ("https://a.example/v2/", "/x y", True),
+        ("https://a.example/v2/", "http://a.example/x", False),
+        ("https://a.example/v2/", "file:///etc/passwd", False),
+        ("http://a.example/v2/", "http://b.example/x", True),
+    ],
+)
+def test_redirects_stay_protected(base: str, target: str, is_followed: bool) -> None:
+    answer = Answer(base, httpcore.Response(307, headers=[("Location", target)]))
+    if is_followed:
+        assert answer.location().startswith(base[:5])
+        assert " " not in answer.location()
+    else:
+        with pytest.raises(SourceError, match="without protection"):
+            answer.location()
+
+
+def test_tokens_are_asked_for_over_protected_connections() -> None:
+    """A registry cannot have them sent in the clear."""
+    with Http("a.example") as client:
+        place = Place("https://a.example", "me/m", "latest")
+        asked = Client(client, place, Identity(Path("/nowhere")))
+        with pytest.raises(SourceError, match=r"wants a token from http://a.example/token, without protection"):
+            asked._new_token(Challenge("http://a.example/token"))
 
 
 def here_key(store: Store) -> str:

@@ -130,18 +130,30 @@ class Registry:
             self._token = self._new_token(challenge)
 
     def _new_token(self, challenge: Challenge) -> str:
-        """Signed when it is the registry itself that wants to know who asks; others are asked as anybody would."""
-        is_signed = origin(challenge.realm) == origin(self.place.base) and not self.place.token
+        """Signed when it is the registry itself that wants to know who asks; who does not know signatures is asked as anybody
+        would, and so are token servers elsewhere.
+        """
+        if self.place.base.startswith("https:") and not challenge.realm.startswith("https:"):
+            raise SourceError(f"{self.place.host} wants a token from {challenge.realm[:200]}, without protection; refused")
+        is_its_own = origin(challenge.realm) == origin(self.place.base) and not self.place.token
+        token = self._asked_token(challenge, is_signed=True) if is_its_own else ""
+        token = token or self._asked_token(challenge, is_signed=False)
+        if not token:
+            raise Unauthorized("unauthorized: access denied")
+        return token
+
+    def _asked_token(self, challenge: Challenge, *, is_signed: bool) -> str:
+        """Empty when it is refused."""
         url = challenge.url(is_signed=is_signed)
         headers = {"Authorization": self._identity.authorization(signed_text(url))} if is_signed else {}
         with self._http.ask("GET", url, headers) as answer:
+            if answer.status in (400, 401, 403, 404):
+                return ""
             if answer.status != 200:
-                raise self.failure(answer)
+                raise answer.failure()
             try:
                 found = msgspec.json.decode(answer.read(MAX_TOKEN_BYTES), type=_Token)
             except msgspec.MsgspecError as error:
                 raise SourceError(f"{self.place.host} gave no token: {error}") from error
         token = found.token or found.access_token
-        if not token or not token.isprintable() or not token.isascii():
-            raise Unauthorized("unauthorized: access denied")
-        return token
+        return token if token.isprintable() and token.isascii() else ""
