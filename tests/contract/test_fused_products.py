@@ -149,6 +149,22 @@ def test_gate_and_up_are_one_node(tmp_path: Path, gate: Gate, name: str) -> None
         assert error(results[1], results[0]) < SAME
 
 
+@pytest.mark.parametrize("next_name", ["q4_1", "q8_0", "q6_K", "f16"])
+def test_what_is_gated_is_rounded_for_the_product_that_comes_next(tmp_path: Path, next_name: str) -> None:
+    """In the same node, bit for bit as by itself."""
+    path = write(tmp_path / "m.gguf", [("q4_K", N_IN), ("q5_0", N_IN), (next_name, 33)])
+    for n in (*COUNTS, 200):
+        for n_threads in (1, 2, 5):
+            with opened(path, 3, kernels(), n_threads) as model:
+                *both, down = model.weights
+                x = 0.1 * inputs(n, N_IN, seed=n)
+                (gated,) = model.computed(lambda x, b=both: [x.gated_product(b, Gate.SILU)], x)
+                (expected,) = model.computed(lambda x, d=down: [d.mul_mat(x)], gated)
+                (found,) = model.computed(lambda x, b=both, d=down: [d.mul_mat(x.gated_product(b, Gate.SILU))], x)
+                assert model.n_nodes == (2 if n == 1 else 4)  # two inputs rounded in two ways, and two products
+                assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize(("n_rows", "n_nodes"), [(96, 2), (72, 3)])
 def test_gate_and_up_may_be_one_matrix(tmp_path: Path, n_rows: int, n_nodes: int) -> None:
     """In one node where up begins with a whole stripe."""
@@ -244,4 +260,4 @@ def test_a_model_s_steps_have_fewer_nodes_and_switching_off_brings_all_back(tmp_
             counts.append(built.ctx.n_nodes)  # type: ignore[attr-defined]
     # Per layer two norms of two nodes each, the gate, two sums; and of the last norm two.
     assert counts[0] - counts[1] >= 2 * (2 * 2 + 1 + 2) + 2
-    assert error(logits[1], logits[0]) < 2e-2
+    assert error(logits[1], logits[0]) < 5e-2

@@ -74,7 +74,7 @@ class GGMLBackend:
                 return cpu() if layer < 0 else assignment[layer]
 
             own = kernels if kernels and all(d.is_cpu for d in assignment) else None
-            self._packer = packer = Packer(own, allows) if own else None
+            self._packer = packer = Packer(own, allows, has_adapters=bool(adapters)) if own else None
             if own and flash_attention:
                 self._attend = OwnAttention(own, allows)
 

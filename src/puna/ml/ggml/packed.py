@@ -27,12 +27,12 @@ from puna.native.pages import zero_pages
 class Packer:
     """What is packed, how, and into which memory: the CPU's own, under another name."""
 
-    def __init__(self, kernels: Kernels, allows: Callable[[str, str], bool]) -> None:
+    def __init__(self, kernels: Kernels, allows: Callable[[str, str], bool], *, has_adapters: bool = False) -> None:
         self._kernels = kernels
         self._allows = allows
         self.buffer_type = BufferType(cpu().plain.address, PLACE, is_host=True)
         self.roundings = Roundings(kernels)
-        self.linears = Linears(kernels, self.roundings.node)
+        self.linears = Linears(kernels, self.roundings.node, rounds_gates=not has_adapters)  # which multiply what is gated, too
         self.n_matrices = 0
 
     def takes(self, info: TensorInfo, use: Use, *, is_tied: bool) -> bool:
@@ -123,14 +123,16 @@ class Roundings:
         known = self._of.setdefault(x.graph, {})
         key = (x.address, kind)
         if key not in known:
-            n_bytes, norm = self._kernels.puna_rounded_bytes(kind, x.shape[0], math.prod(x.shape[1:])), normalised(x)
-            if norm:
-                operands = [norm.source.address, norm.weight.address]
-                native = self._normaliser(kind, norm.eps)
-                known[key] = self._new("puna_normalise_node", x.graph, operands, n_bytes, native)
-            else:
-                known[key] = self._new("puna_round_node", x.graph, [x.address], n_bytes, kind)
+            gated = x.rounded(kind) if isinstance(x, PackedProduct) else None
+            known[key] = self._rounded(x, kind) if gated is None else gated
         return known[key]
+
+    def _rounded(self, x: GGMLTensor, kind: int) -> int:
+        n_bytes, norm = self._kernels.puna_rounded_bytes(kind, x.shape[0], math.prod(x.shape[1:])), normalised(x)
+        if norm is None:
+            return self._new("puna_round_node", x.graph, [x.address], n_bytes, kind)
+        operands = [norm.source.address, norm.weight.address]
+        return self._new("puna_normalise_node", x.graph, operands, n_bytes, self._normaliser(kind, norm.eps))
 
     def _normaliser(self, kind: int, eps: float) -> int:
         if (kind, eps) not in self._normalisers:

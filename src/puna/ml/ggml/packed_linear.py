@@ -1,7 +1,8 @@
 """Products of packed matrices as single nodes: of several matrices with one input, the norm before and the sums after included.
 
 A norm is done by what multiplies: the tensor that stands for it (Normalised) is then asked for by nobody and not computed.
-What is added to a product is done by a node that takes the product's place, in the same way.
+What is added to a product is done by a node that takes the product's place, in the same way, and so is the rounding of what is
+gated for the product that comes next.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 from puna.ml.ggml.tensor import GGMLTensor, Normalised
 from puna.ml.tensor import Gate
 from puna.native import structs
-from puna.native.ggml import N_TASKS_MAX, TYPE_F32, ggml
+from puna.native.ggml import N_TASKS_MAX, TYPE_F32, TYPE_I8, ggml
 from puna.native.kernels.library import Kernels
 
 MOST_MATRICES = 4  # of one node
@@ -53,6 +54,7 @@ class Ask:
     weights: Sequence[Packed]
     gate: Gate | None = None
     addends: tuple[GGMLTensor, ...] = ()
+    output: int = -1  # the rounding of what is gated; negative: it stays as it is
 
     @property
     def n_columns(self) -> int:
@@ -74,8 +76,10 @@ class Ask:
 class Linears:
     """The nodes, and what the kernels are told of each kind of them."""
 
-    def __init__(self, kernels: Kernels, rounded: Rounded) -> None:
+    def __init__(self, kernels: Kernels, rounded: Rounded, *, rounds_gates: bool) -> None:
+        """*rounds_gates*: what is gated is asked for by products alone, and need not be there unrounded."""
         self._kernels = kernels
+        self._rounds_gates = rounds_gates
         self._rounded = rounded
         self._natives: dict[tuple[object, ...], int] = {}
 
@@ -93,15 +97,24 @@ class Linears:
         operands += [weight.address for weight in weights] + [addend.address for addend in ask.addends]
         n_rows = ask.rows[0] if ask.gate else sum(ask.rows)
         pointers, address = structs.pointers(operands), self._kernels.nodes[function]
-        lengths = (n_rows, *ask.x.shape[1:])
-        return int(ggml().ggml_custom_4d(ask.x.graph, TYPE_F32, *lengths, pointers, len(operands), address, N_TASKS_MAX, native))
+        kind, lengths = TYPE_F32, (n_rows, *ask.x.shape[1:])
+        if ask.output >= 0:
+            n_bytes = self._kernels.puna_rounded_bytes(ask.output, n_rows, ask.n_columns)
+            kind, lengths = TYPE_I8, (-(-n_bytes // ask.n_columns), ask.n_columns, 1, 1)
+        return int(ggml().ggml_custom_4d(ask.x.graph, kind, *lengths, pointers, len(operands), address, N_TASKS_MAX, native))
+
+    def rounded(self, ask: Ask, kind: int) -> int | None:
+        """A node with what is gated rounded for the next product; None where that is another node's work."""
+        if not self._rounds_gates or ask.gate is None or ask.addends or ask.n_columns == 1:
+            return None
+        return self.node(replace(ask, output=kind))
 
     def _native(self, weights: Sequence[Packed], ask: Ask, eps: float) -> int:
         """Kept until the end: nodes of the same kind share it, as they are computed one after another."""
         types, n_in = [weight.tensor_type for weight in weights], weights[0].shape[0]
-        key = (*types, *ask.rows, n_in, ask.gate, eps)
+        key = (*types, *ask.rows, n_in, ask.gate, eps, ask.output)
         if key not in self._natives:
-            self._natives[key] = self._kernels.linear(types, ask.rows, n_in, _GATES[ask.gate], eps)
+            self._natives[key] = self._kernels.linear(types, ask.rows, n_in, _GATES[ask.gate], eps, ask.output)
         return self._natives[key]
 
     def free(self) -> None:
@@ -120,6 +133,10 @@ class PackedProduct(GGMLTensor):
         super().__init__(linears.node(ask), ask.x.graph)
         self._linears = linears
         self._ask = ask
+
+    def rounded(self, kind: int) -> int | None:
+        """A node with it rounded, which takes its place."""
+        return self._linears.rounded(self._ask, kind)
 
     def __add__(self, other: GGMLTensor) -> GGMLTensor:
         ask = self._ask

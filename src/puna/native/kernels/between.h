@@ -35,8 +35,7 @@ PUNA_SMALL void exponential(Floats& x) {
   const Floats shifted = x * log2_e + rounder, n = shifted - rounder;
   const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
   // The series as far as it matters for |r| <= ln 2 / 2.
-  Floats sum = r * (1.0f / 5040) + 1.0f / 720;
-  sum = sum * r + 1.0f / 120;
+  Floats sum = r * (1.0f / 720) + 1.0f / 120;
   sum = sum * r + 1.0f / 24;
   sum = sum * r + 1.0f / 6;
   sum = sum * r + 0.5f;
@@ -60,28 +59,36 @@ PUNA_SMALL void gate_of(Gate gate, Floats& g) {
   g = g / (exponent + 1.0f);
 }
 
-// A vector, or what is left of one at the end of n values.
-PUNA_SMALL void read_some(Floats& v, const float* p, int64_t left) {
-  if (left >= floats_of_vector) return read(v, p);
-  v = Floats{};
-  memcpy(&v, p, static_cast<size_t>(left) * sizeof(float));
-}
-
-PUNA_SMALL void write_some(const Floats& v, float* p, int64_t left) {
-  if (left >= floats_of_vector) memcpy(p, &v, sizeof(v));
-  else memcpy(p, &v, static_cast<size_t>(left) * sizeof(float));
+// Each vector of n values of so many tokens, and what is left of one at the end, by *combine* of two operands.
+template <class Combine>
+PUNA_SMALL void each_pair(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* y, int64_t y_stride, int64_t n,
+                          int64_t n_tokens, Combine combine) {
+  const int64_t whole = n / floats_of_vector * floats_of_vector;
+  const size_t rest = static_cast<size_t>(n - whole) * sizeof(float);
+  for (int64_t t = 0; t < n_tokens; t++, a += a_stride, b += b_stride, y += y_stride) {
+    for (int64_t i = 0; i < whole; i += floats_of_vector) {
+      Floats v, w;
+      read(v, a + i);
+      read(w, b + i);
+      combine(v, w);
+      memcpy(y + i, &v, sizeof(v));
+    }
+    if (rest) {
+      Floats v = {}, w = {};
+      memcpy(&v, a + whole, rest);
+      memcpy(&w, b + whole, rest);
+      combine(v, w);
+      memcpy(y + whole, &v, rest);
+    }
+  }
 }
 
 template <Gate gate>
 void gate_all(const float* g, const float* up, int64_t stride, float* y, int64_t y_stride, int64_t n, int64_t n_tokens) {
-  for (int64_t t = 0; t < n_tokens; t++)
-    for (int64_t i = 0; i < n; i += floats_of_vector) {
-      Floats v, u;
-      read_some(v, g + t * stride + i, n - i);
-      read_some(u, up + t * stride + i, n - i);
-      gate_of(gate, v);
-      write_some(v * u, y + t * y_stride + i, n - i);
-    }
+  each_pair(g, stride, up, stride, y, y_stride, n, n_tokens, [](Floats& v, const Floats& w) __attribute__((always_inline)) {
+    gate_of(gate, v);
+    v = v * w;
+  });
 }
 
 void gate_values(Gate gate, const float* g, const float* up, int64_t stride, float* y, int64_t y_stride, int64_t n, int64_t n_tokens) {
@@ -90,13 +97,7 @@ void gate_values(Gate gate, const float* g, const float* up, int64_t stride, flo
 }
 
 void add_values(const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t n, int64_t n_tokens) {
-  for (int64_t t = 0; t < n_tokens; t++)
-    for (int64_t i = 0; i < n; i += floats_of_vector) {
-      Floats v, w;
-      read_some(v, x + t * x_stride + i, n - i);
-      read_some(w, y + t * y_stride + i, n - i);
-      write_some(v + w, y + t * y_stride + i, n - i);
-    }
+  each_pair(y, y_stride, x, x_stride, y, y_stride, n, n_tokens, [](Floats& v, const Floats& w) __attribute__((always_inline)) { v = v + w; });
 }
 
 void normalise(const float* x, const float* weight, float eps, float* y, int64_t n) {

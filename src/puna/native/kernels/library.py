@@ -52,7 +52,7 @@ SHORT = {
     "puna_experts_new": "p illl",
     "puna_experts_free": "v p",
     "puna_ordered_bytes": "l pl",
-    "puna_linear_new": "p ppilif",
+    "puna_linear_new": "p ppilifi",
     "puna_linear_free": "v p",
     "puna_normaliser_new": "p if",
     "puna_normaliser_free": "v p",
@@ -96,11 +96,16 @@ class Kernels(Functions):
             raise NativeLibraryError(f"the matrix products in {path} are of another version; compile them again: make")
         self.instructions = self._select(os.environ.get(FORCED, ""))
 
-    def linear(self, types: Sequence[int], n_rows: Sequence[int], n_in: int, gate: int = 0, eps: float = -1.0) -> int:
-        """What the nodes of several products of one input are told, to be freed; a negative eps: no norm before them."""
+    def linear(
+        self, types: Sequence[int], n_rows: Sequence[int], n_in: int, gate: int = 0, eps: float = -1.0, output: int = -1
+    ) -> int:
+        """What the nodes of several products of one input are told, to be freed.
+
+        A negative eps: no norm before them; a negative output: what is gated is not rounded.
+        """
         n = len(types)
         of_types, of_rows = (ctypes.c_int32 * n)(*types), (ctypes.c_int64 * n)(*n_rows)
-        return int(self.puna_linear_new(ctypes.addressof(of_types), ctypes.addressof(of_rows), n, n_in, gate, eps))
+        return int(self.puna_linear_new(ctypes.addressof(of_types), ctypes.addressof(of_rows), n, n_in, gate, eps, output))
 
     def _layout(self) -> list[int]:
         found = (ctypes.c_int64 * 6)()

@@ -18,7 +18,12 @@ struct Linear {
   Gate gate;
   bool has_norm;
   float eps;
+  bool is_rounded;  // the result, for the product that comes next
+  Rounding output;
   Shares shares;
+
+  // How many stripes at least are computed together: what is rounded is so in blocks.
+  int64_t unit() const { return is_rounded && output == blocks_of_256 ? 256 / rows_of_stripe : 2; }
 
   // Of which activations take the most memory.
   Rounding widest() const {
@@ -57,12 +62,14 @@ inline float* origin(float* y, int64_t first, int64_t stride) {
 thread_local Scratch gate_scratch;
 constexpr int64_t gated_bytes = 64 << 10;
 
-// Stripes [begin, end) of gate and up, with the tokens of one chunk.
-void multiply_gated(const Linear& l, const Activations* a, const uint8_t* const* weights, const Addends& addends, float* y,
+// Stripes [begin, end) of gate and up, with the tokens of one chunk, to y or rounded.
+void multiply_gated(const Linear& l, const Activations* a, const uint8_t* const* weights, const Addends& addends, void* to,
                     int64_t begin, int64_t end, int64_t first, int64_t n, int64_t tile) {
   const int64_t all = l.n_rows[0], last = first + n;
-  // Many stripes at once where tokens are few, as long as both parts stay in a near cache.
-  const int64_t step = smaller(larger(gated_bytes / (2 * 4 * rows_of_stripe * tile) / 2 * 2, 2), end - begin);
+  // Many stripes at once where tokens are few, as long as both parts stay in a near cache; where they are many, several tiles
+  // pass over two stripes while those are.
+  const int64_t unit = l.unit(), most = n > tile ? unit : larger(gated_bytes / (2 * 4 * rows_of_stripe * tile) / unit * unit, unit);
+  const int64_t step = smaller(most, end - begin);
   const int64_t width = step * rows_of_stripe;
   float* both = static_cast<float*>(gate_scratch.of(2 * tile * width * static_cast<int64_t>(sizeof(float))));
   for (int64_t s = begin; s < end; s += step)
@@ -75,26 +82,36 @@ void multiply_gated(const Linear& l, const Activations* a, const uint8_t* const*
                          Work{weights[i] + s * bytes, all - row, 0, stop - s, t, n_tokens, origin(part, t, width), width});
       }
       const int64_t n_rows = smaller(stop * rows_of_stripe, all) - row;
+      if (l.is_rounded) {
+        const Activations rounded(l.output, all, a[0].n, to);
+        chosen->gate(l.gate, both, both + tile * width, width, both, width, n_rows, n_tokens);
+        for (int64_t k = 0; k < n_tokens; k++)
+          chosen->round(l.output, origin(both + k * width, 1, row), rounded, t + k, row, row + n_rows);
+        continue;
+      }
+      float* y = static_cast<float*>(to);
       chosen->gate(l.gate, both, both + tile * width, width, y + t * all + row, all, n_rows, n_tokens);
       addends.add(y, all, row, n_rows, t, n_tokens);
     }
 }
 
-void multiply_all(Linear& l, const Activations* a, const uint8_t* const* weights, const Addends& addends, float* y, int thread,
-                  int n_threads) {
+void multiply_all(Linear& l, const Activations* a, const uint8_t* const* weights, const Addends& addends, void* result,
+                  int thread, int n_threads) {
   const int n_matrices = l.gate == gate_none ? l.n : 1;
   int64_t stripes[most_matrices + 1] = {0}, rows[most_matrices + 1] = {0};  // where each matrix begins
   for (int i = 0; i < n_matrices; i++) {
     stripes[i + 1] = stripes[i] + stripes_of(l.n_rows[i]);
     rows[i + 1] = rows[i] + l.n_rows[i];
   }
-  const int64_t n_stripes = stripes[n_matrices], pairs = (n_stripes + 1) / 2, y_stride = rows[n_matrices];
-  const Chunks chunks(l.widest(), l.n_in, a[0].n);
-  const int64_t per_chunk = n_threads == 1 ? 1 : smaller(pairs, n_threads * pieces_of_thread);
+  const int64_t unit = l.unit(), n_stripes = stripes[n_matrices], units = (n_stripes + unit - 1) / unit, y_stride = rows[n_matrices];
+  Chunks chunks(l.widest(), l.n_in, a[0].n);
+  if (units * chunks.n < 4 * n_threads) chunks = chunks.cut(a[0].n);
+  const int64_t per_chunk = n_threads == 1 ? 1 : smaller(units, n_threads * pieces_of_thread);
   l.shares.each(static_cast<int>(per_chunk * chunks.n), thread, n_threads, [&](int piece) {
     const int64_t part = piece % per_chunk, first = piece / per_chunk * chunks.size, n = smaller(chunks.size, a[0].n - first);
-    const int64_t begin = pairs * part / per_chunk * 2, end = smaller(pairs * (part + 1) / per_chunk * 2, n_stripes);
-    if (l.gate != gate_none) return multiply_gated(l, a, weights, addends, y, begin, end, first, n, chunks.tile);
+    const int64_t begin = units * part / per_chunk * unit, end = smaller(units * (part + 1) / per_chunk * unit, n_stripes);
+    if (l.gate != gate_none) return multiply_gated(l, a, weights, addends, result, begin, end, first, n, chunks.tile);
+    float* y = static_cast<float*>(result);
     for (int i = 0; i < n_matrices; i++) {
       const int64_t from = larger(begin, stripes[i]) - stripes[i], to = smaller(end, stripes[i + 1]) - stripes[i];
       if (from >= to) continue;
@@ -127,14 +144,17 @@ struct Operands {
 
 using namespace puna;
 
-// Up to four matrices that multiply the same, given by their types and numbers of rows; a negative eps: no norm before them.
-PUNA_EXPORT void* puna_linear_new(const int32_t* types, const int64_t* n_rows, int n, int64_t n_in, int gate, float eps) {
+// Up to four matrices that multiply the same, given by their types and numbers of rows; a negative eps: no norm before them, a
+// negative output: the result is not rounded.
+PUNA_EXPORT void* puna_linear_new(const int32_t* types, const int64_t* n_rows, int n, int64_t n_in, int gate, float eps, int output) {
   Linear* l = new Linear;
   l->n = n;
   l->n_in = n_in;
   l->gate = static_cast<Gate>(gate);
   l->has_norm = eps >= 0;
   l->eps = eps;
+  l->is_rounded = output >= 0;
+  l->output = static_cast<Rounding>(output >= 0 ? output : 0);
   l->n_roundings = 0;
   for (int i = 0; i < n; i++) {
     l->formats[i] = format_of(types[i]);
@@ -165,8 +185,8 @@ PUNA_EXPORT void puna_normalise_node(void* node, int thread, int n_threads, void
   }
 }
 
-// Node: F32 [all rows, n...] from activations, once for each kind of rounding, packed weights and what is added; user data is
-// the Linear.
+// Node: F32 [all rows, n...], or gated and rounded, from activations, once for each kind of rounding, packed weights and what
+// is added; user data is the Linear.
 PUNA_EXPORT void puna_linear_node(void* node, int thread, int n_threads, void* linear) {
   const Tensor* to = static_cast<Tensor*>(node);
   Linear& l = *static_cast<Linear*>(linear);
@@ -174,7 +194,7 @@ PUNA_EXPORT void puna_linear_node(void* node, int thread, int n_threads, void* l
                                   {blocks_of_32, 0, 0, nullptr}};
   for (int i = 0; i < l.n_roundings; i++) a[i] = Activations(l.roundings[i], l.n_in, n_columns(to), to->src[i]->data);
   const Operands operands(l, to, l.n_roundings);
-  multiply_all(l, a, operands.weights, operands.addends, static_cast<float*>(to->data), thread, n_threads);
+  multiply_all(l, a, operands.weights, operands.addends, to->data, thread, n_threads);
 }
 
 // Node: the same from a few columns x F32 [n_in, n...], and a norm's weight where there is one: every thread normalises and
@@ -203,7 +223,7 @@ PUNA_EXPORT void puna_column_linear_node(void* node, int thread, int n_threads, 
     for (int i = 0; i < l.n_roundings; i++) chosen->round(l.roundings[i], from, a[i], t, 0, l.n_in);
   }
   const Operands operands(l, to, l.has_norm ? 2 : 1);
-  multiply_all(l, a, operands.weights, operands.addends, static_cast<float*>(to->data), thread, n_threads);
+  multiply_all(l, a, operands.weights, operands.addends, to->data, thread, n_threads);
 }
 
 // Outside of graphs, for tests.

@@ -24,6 +24,14 @@ struct Chunks {
     const int64_t n_tiles = (size + tokens_at_once - 1) / tokens_at_once;
     tile = (size + n_tiles - 1) / n_tiles;
   }
+
+  // Chunks of one tile, so that more threads find work.
+  Chunks cut(int64_t n_tokens) const {
+    Chunks smaller = *this;
+    smaller.size = tile;
+    smaller.n = (n_tokens + tile - 1) / tile;
+    return smaller;
+  }
 };
 
 // Stripes [begin, end) of *work* with tokens [first, first + n), which are one chunk.
