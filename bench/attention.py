@@ -11,7 +11,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ def rows_of(depth: int) -> dict[str, Rows]:
     }
 
 
-def race(case: Case, n_layers: int, samples: int, n_threads: int) -> tuple[list[float], list[float]]:
+def race(case: Case, n_layers: int, samples: int, n_threads: int, clock: Callable[[], float]) -> tuple[list[float], list[float]]:
     """Seconds of each sample, Puna's and ggml's."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path, data = write_llama(Path(folder) / "model.gguf", n_layers=n_layers), Data(case)
@@ -67,20 +67,20 @@ def race(case: Case, n_layers: int, samples: int, n_threads: int) -> tuple[list[
         times: tuple[list[float], list[float]] = ([], [])
         for sample in range(samples + 1):
             for i in (0, 1) if sample % 2 else (1, 0):
-                begin = time.perf_counter()
+                begin = clock()
                 runs[i]()
                 if sample:  # the first gives the graph its memory
-                    times[i].append(time.perf_counter() - begin)
+                    times[i].append(clock() - begin)
         return times
 
 
-def measure(model: str, cache: str, depths: list[int], samples: int, n_threads: int) -> Iterator[Row]:
+def measure(model: str, cache: str, depths: list[int], samples: int, n_threads: int, clock: Callable[[], float]) -> Iterator[Row]:
     n_heads, n_kv_heads, head_dim, n_layers = SHAPES[model]
     for depth in depths:
         for what, rows in rows_of(depth).items():
             case = Case((rows,), head_dim=head_dim, n_heads=n_heads, n_kv_heads=n_kv_heads, dtype=TYPES[cache])
             used = n_layers if rows.n_rows == 1 else 1
-            own, ggml = race(case, used, samples, n_threads)
+            own, ggml = race(case, used, samples, n_threads, clock)
             n_bytes = used * sum(stored.size for stored in Data(case).stored)
             ratio, best = statistics.median(ggml) / statistics.median(own), min(ggml) / min(own)
             yield Row(model, cache, what, min(own) * 1000, min(ggml) * 1000, ratio, best, n_bytes / min(own) / 1e9)
@@ -94,22 +94,27 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=12, help="of each contender per row (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--instructions", help="compute with this instruction set; the best one otherwise")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="one thread's time on a core, for machines that others use as well"
+    )
     parser.add_argument("--json", type=Path, help="write the rows and the machine's facts to this file")
     args = parser.parse_args()
     route_to_logging()
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    n_threads = 1 if args.cpu_time else args.threads
     if args.instructions:
         kernels().use(args.instructions)
     table = Table("model", "cache", "what", "ms", "ggml ms", "ratio", "ratio of the best", "GB/s", title=kernels().instructions)
     rows = []
     for model in args.model or ("smollm2", "1b"):
         for cache in args.cache or ("f16", "q8_0"):
-            for row in measure(model, cache, args.depth or list(DEPTHS), args.samples, args.threads):
+            for row in measure(model, cache, args.depth or list(DEPTHS), args.samples, n_threads, clock):
                 rows.append(row)
                 numbers = (row.puna_ms, row.ggml_ms, row.ratio, row.best_ratio, row.gigabytes)
                 table.add_row(row.model, row.cache, row.what, *(f"{n:.2f}" for n in numbers))
     console = Console(width=120)
     console.print(table)
-    about = facts() | {"threads": args.threads, "instructions": kernels().instructions}
+    about = facts() | {"threads": n_threads, "clock": "cpu" if args.cpu_time else "wall", "instructions": kernels().instructions}
     console.print(about, soft_wrap=True)
     if args.json:
         args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
