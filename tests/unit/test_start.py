@@ -22,7 +22,7 @@ BUDGETS = {
     "puna serve": (
         "import puna.server.process.private, puna.server.process.serve",
         600,
-        ("numpy", "jinja2", "rich", "httpx", "puna.native", "puna.runner", "puna.api.openai", "puna.api.anthropic"),
+        ("numpy", "jinja2", "rich", "httpcore", "puna.native", "puna.runner", "puna.api.openai", "puna.api.anthropic"),
     ),
     "puna runner": (
         "import puna.runner.process.main; from puna.runner.process.spare import prepare; prepare()",

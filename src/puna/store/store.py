@@ -6,6 +6,7 @@ Every method may be called from any thread. Knows nothing of HTTP.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from puna.errors import StoreError
 from puna.store.disk.blobs import short
@@ -20,10 +21,11 @@ from puna.store.recipe import Recipe
 from puna.store.sources import file
 from puna.store.sources.elsewhere import Elsewhere
 from puna.store.sources.reference import is_reference, source_of
-from puna.store.sources.registry.account import Account
-from puna.store.sources.registry.push import push
 from puna.store.sources.source import Finished, Ingredients, Source
 from puna.store.transfers import Transfers
+
+if TYPE_CHECKING:
+    from puna.store.sources.registry.account import Account
 
 
 class Store(ModelFolder):
@@ -88,6 +90,8 @@ class Store(ModelFolder):
     @property
     def account(self) -> Account:
         """Whose models this machine may push."""
+        from puna.store.sources.registry.account import Account
+
         return Account(self._elsewhere)
 
     def push(self, text: str, report: Report = silent, *, insecure: bool = False) -> None:
@@ -95,6 +99,8 @@ class Store(ModelFolder):
 
         Errors: NotFound; InvalidName; BadRequest; SourceError; FileFormatError; StoreError.
         """
+        from puna.store.sources.registry.push import push
+
         push(self, text, self._elsewhere, report, insecure=insecure)
 
     def close(self) -> None:

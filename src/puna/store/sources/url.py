@@ -34,11 +34,6 @@ from puna.store.sources.web.retry import persistently
 _SHA256 = re.compile(r'"?([0-9a-f]{64})"?')
 
 
-def is_file_address(text: str) -> bool:
-    """Whether a text is the address of a GGUF file; a model's name with its scheme in front is none."""
-    return text.lower().startswith(("https://", "http://")) and urlsplit(text).path.lower().endswith(".gguf")
-
-
 @dataclass(frozen=True)
 class _Found:
     """What the server says of the file."""
