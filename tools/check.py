@@ -1,7 +1,7 @@
 """What a change must satisfy beside its tests: format, lint, types and imports, all at once, in `make check`.
 
-Each tool's output is shown when it ends, those that found something with all of it. mypy keeps what it knows between runs and
-shares what is new among the cores.
+What each found is shown when it ends. mypy keeps what it knows between runs; its worker processes are not used, since they do
+not always find each other on a busy machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROGRAMS = Path(sys.executable).parent
 CHECKS: Mapping[str, Sequence[str]] = {
     "format": ("ruff", "format", "--check", "."),
     "lint": ("ruff", "check", "."),
-    "types": ("mypy", "--num-workers", "auto"),
+    "types": ("mypy",),
     "imports": ("lint-imports",),
 }
 

@@ -18,6 +18,7 @@ from puna import __version__
 from puna.cli.app import app
 from puna.cli.environment import environment_tables
 from puna.cli.help import FILES, STATUS
+from puna.cli.main import MAY_NEED_A_SERVER
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPLETE_VARIABLE = "_PUNA_COMPLETE"
@@ -28,8 +29,8 @@ ZSH_FIRST_CALL = '\n[ "$funcstack[1]" = "_puna" ] && _puna_completion "$@"\n'
 DESCRIPTION = (
     "Puna runs large language models on this machine. It serves Ollama's REST API, OpenAI's and Anthropic's on one address, "
     "and computes with an engine of its own.",
-    "Without a running server, the commands run, pull, list, show, create, cp and rm start one for themselves and take it "
-    "down when they end.",
+    f"Without a running server, the commands {', '.join(sorted(MAY_NEED_A_SERVER - {'ls'}))} start one for themselves and take "
+    "it down when they end.",
 )
 
 
@@ -66,9 +67,15 @@ def _synopsis(command: Any) -> str:
 
 
 def commands() -> dict[str, Any]:
-    """Those that are shown to people, by name."""
+    """Those that are shown to people, by name; of a group its members, by both names."""
     group: Any = typer.main.get_command(app)
-    return {name: command for name, command in group.commands.items() if not command.hidden}
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        members = getattr(command, "commands", {})
+        found |= {f"{name} {member}": inner for member, inner in members.items() if not inner.hidden}
+        if not command.hidden and not members:
+            found[name] = command
+    return found
 
 
 def man_page() -> str:

@@ -12,14 +12,14 @@ from puna.cli import connect
 from puna.cli.terminal import accept_all_text
 from puna.errors import PunaError
 
-_MAY_NEED_A_SERVER = frozenset({"run", "pull", "push", "signin", "signout", "list", "ls", "show", "create", "rm", "cp"})
+MAY_NEED_A_SERVER = frozenset({"run", "pull", "push", "signin", "signout", "list", "ls", "show", "create", "rm", "cp"})
 
 
 def main() -> None:
     arguments = sys.argv[1:]
     accept_all_text()
     try:
-        if arguments and arguments[0] in _MAY_NEED_A_SERVER and not {"-h", "--help"} & set(arguments):
+        if arguments and arguments[0] in MAY_NEED_A_SERVER and not {"-h", "--help"} & set(arguments):
             connect.start_early(expects_model=arguments[0] == "run")
         from puna.cli.app import app
 

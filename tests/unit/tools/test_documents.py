@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tools import manual
 
 from puna.api.options import SAMPLERS
 from tests.documents import DOCUMENTS, ROOT, Block, blocks, commands
@@ -81,6 +82,12 @@ def _texts() -> list[str]:
 def _errors() -> list[str]:
     page = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text()
     return re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
+def test_commands_that_are_named_exist(document: str) -> None:
+    named = set(re.findall(r"`puna ([a-z]+)", (ROOT / document).read_text()))
+    assert named <= {*(name.split()[0] for name in manual.commands()), "runner", "discover"}
 
 
 def test_each_sampling_step_is_explained() -> None:
