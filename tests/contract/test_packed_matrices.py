@@ -194,7 +194,7 @@ def test_what_the_self_test_forbids_is_ggml_s(tmp_path: Path) -> None:
 
 
 def test_other_types_are_ggml_s(tmp_path: Path) -> None:
-    with backend_of(write_llama(tmp_path / "m.gguf", dtype="q2_K"), UP, kernels=kernels()) as (backend, _):
+    with backend_of(write_llama(tmp_path / "m.gguf", dtype="tq2_0"), UP, kernels=kernels()) as (backend, _):
         assert not backend.instructions
 
 

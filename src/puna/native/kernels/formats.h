@@ -20,6 +20,8 @@ enum Type : int {
   type_q5_0 = 6,
   type_q5_1 = 7,
   type_q8_0 = 8,
+  type_q2_k = 10,
+  type_q3_k = 11,
   type_q4_k = 12,
   type_q5_k = 13,
   type_q6_k = 14,
@@ -39,6 +41,8 @@ struct FileQ4_1 { half d, m; uint8_t q[16]; };                                //
 struct FileQ5_0 { half d; uint8_t h[4]; uint8_t q[16]; };                     // d (q - 16), h the fifth bits
 struct FileQ5_1 { half d, m; uint8_t h[4]; uint8_t q[16]; };                  // d q + m
 struct FileQ8_0 { half d; int8_t q[32]; };                                    // d q
+struct FileQ2_K { uint8_t s[16]; uint8_t q[64]; half d, m; };                 // d s q - m t, 16 x 16; s and t of 4 bits
+struct FileQ3_K { uint8_t h[32], q[64], s[12]; half d; };                     // d (s - 32) (q - 4), 16 x 16; s of 6 bits
 struct FileQ4_K { half d, m; uint8_t s[12]; uint8_t q[128]; };                // d s q - m t, 8 x 32; s and t of 6 bits
 struct FileQ5_K { half d, m; uint8_t s[12]; uint8_t h[32]; uint8_t q[128]; };
 struct FileQ6_K { uint8_t q[128], h[64]; int8_t s[16]; half d; };             // d s (q - 32), 16 x 16
@@ -48,7 +52,7 @@ struct FileHalves { uint16_t q[32]; };                                        //
 static_assert(sizeof(FileMXFP4) == 17, "");
 static_assert(sizeof(FileQ4_0) == 18 && sizeof(FileQ4_1) == 20 && sizeof(FileQ5_0) == 22 && sizeof(FileQ5_1) == 24, "");
 static_assert(sizeof(FileQ8_0) == 34 && sizeof(FileQ4_K) == 144 && sizeof(FileQ5_K) == 176 && sizeof(FileQ6_K) == 210, "");
-static_assert(sizeof(FileIQ4_XS) == 136, "");
+static_assert(sizeof(FileIQ4_XS) == 136 && sizeof(FileQ2_K) == 84 && sizeof(FileQ3_K) == 110, "");
 
 // The values of IQ4_NL and IQ4_XS, and the same as packed: without sign, so 128 more.
 constexpr int8_t nonlinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -67,6 +71,8 @@ struct alignas(64) PackedMXFP4 { uint8_t q[4][4][line]; uint8_t e[4][16]; };    
 struct alignas(64) PackedF16 { half q[32][16]; };                                                // row r's weight k: [k][r]
 struct alignas(64) PackedBF16 { bfloat q[16][16][2]; };                                          // [k / 2][r][k % 2]
 // Blocks of 256 weights.
+struct alignas(64) PackedQ2_K { uint8_t q[8][2][line]; uint8_t s[16][16]; half d[16], m[16]; };                          // 2.625; groups in q as in Q6_K's h
+struct alignas(64) PackedQ3_K { uint8_t q[8][2][line], h[8][line]; int8_t s[16][16]; half d[16]; uint8_t unused[32]; };  // 3.625
 struct alignas(64) PackedQ4_K { uint8_t q[8][4][line]; uint8_t s[8][16], t[8][16]; half d[16], m[16]; };                 // 4.625
 struct alignas(64) PackedQ5_K { uint8_t q[8][4][line], h[8][line]; uint8_t s[8][16], t[8][16]; half d[16], m[16]; };     // 5.625
 struct alignas(64) PackedQ6_K { uint8_t q[8][4][line], h[8][2][line]; int8_t s[16][16]; half d[16]; uint8_t unused[32]; };  // 6.625
@@ -74,6 +80,7 @@ struct alignas(64) PackedIQ4_XS { uint8_t q[8][4][line]; int8_t s[8][16]; half d
 static_assert(sizeof(PackedQ4_0) == 576 && sizeof(PackedQ4_1) == 320 && sizeof(PackedQ5_0) == 704, "");
 static_assert(sizeof(PackedQ5_1) == 384 && sizeof(PackedQ8_0) == 1088 && sizeof(PackedQ4_K) == 2368, "");
 static_assert(sizeof(PackedMXFP4) == 1088 && sizeof(PackedF16) == 1024 && sizeof(PackedBF16) == 1024, "");
+static_assert(sizeof(PackedQ2_K) == 1344 && sizeof(PackedQ3_K) == 1856, "");
 static_assert(sizeof(PackedQ5_K) == 2880 && sizeof(PackedQ6_K) == 3392 && sizeof(PackedIQ4_XS) == 2240, "");
 
 // What activations are rounded to: as ggml rounds them for the same weights, but for F16, where they stay as they are.
@@ -100,6 +107,8 @@ constexpr Format formats[] = {
     {type_q5_0, 32, sizeof(FileQ5_0), 64, sizeof(PackedQ5_0), blocks_of_32},
     {type_q5_1, 32, sizeof(FileQ5_1), 32, sizeof(PackedQ5_1), blocks_of_32_summed},
     {type_q8_0, 32, sizeof(FileQ8_0), 64, sizeof(PackedQ8_0), blocks_of_32},
+    {type_q2_k, 256, sizeof(FileQ2_K), 256, sizeof(PackedQ2_K), blocks_of_256},
+    {type_q3_k, 256, sizeof(FileQ3_K), 256, sizeof(PackedQ3_K), blocks_of_256},
     {type_q4_k, 256, sizeof(FileQ4_K), 256, sizeof(PackedQ4_K), blocks_of_256},
     {type_q5_k, 256, sizeof(FileQ5_K), 256, sizeof(PackedQ5_K), blocks_of_256},
     {type_q6_k, 256, sizeof(FileQ6_K), 256, sizeof(PackedQ6_K), blocks_of_256},

@@ -78,6 +78,40 @@ void put_block(const FileQ8_0& from, PackedQ8_0& to, int part, int r) {
   to.d[part][r] = from.d;
 }
 
+// Two bits of each of 32 bytes, to two lines: groups 0, 2, 4, 6 and 1, 3, 5, 7.
+void put_pairs_of_bits(uint8_t (*lines)[line], int r, const uint8_t* q, int shift) {
+  uint32_t bits[2] = {0, 0};
+  for (int g = 0; g < 8; g++) bits[g & 1] |= (four(q + 4 * g) >> shift & 0x03030303) << (g & ~1);
+  put(lines[0] + 4 * r, bits[0]);
+  put(lines[1] + 4 * r, bits[1]);
+}
+
+// Bit j of each of 32 bytes, to one bit of each of the row's four bytes per group.
+uint32_t bits_of_bytes(const uint8_t* h, int j) {
+  uint32_t bits = 0;
+  for (int g = 0; g < 8; g++) bits |= (four(h + 4 * g) >> j & 0x01010101) << g;
+  return bits;
+}
+
+void put_block(const FileQ2_K& from, PackedQ2_K& to, int, int r) {
+  for (int j = 0; j < 8; j++) put_pairs_of_bits(to.q[j], r, from.q + j / 4 * 32, j % 4 * 2);
+  for (int j = 0; j < 16; j++) to.s[j][r] = from.s[j];
+  to.d[r] = from.d;
+  to.m[r] = from.m;
+}
+
+void put_block(const FileQ3_K& from, PackedQ3_K& to, int, int r) {
+  for (int j = 0; j < 8; j++) {
+    put_pairs_of_bits(to.q[j], r, from.q + j / 4 * 32, j % 4 * 2);
+    put(to.h[j] + 4 * r, bits_of_bytes(from.h, j));
+  }
+  for (int j = 0; j < 16; j++) {
+    const int low = from.s[j % 8] >> (j / 8 * 4) & 15, high = from.s[8 + j % 4] >> (j / 4 * 2) & 3;
+    to.s[j][r] = static_cast<int8_t>((low | high << 4) - 32);
+  }
+  to.d[r] = from.d;
+}
+
 void put_block(const FileQ4_K& from, PackedQ4_K& to, int, int r) {
   for (int j = 0; j < 8; j++) {
     put_half_bytes(to.q[j], r, from.q + j / 2 * 32, j % 2 * 4);
@@ -91,9 +125,7 @@ void put_block(const FileQ5_K& from, PackedQ5_K& to, int, int r) {
   for (int j = 0; j < 8; j++) {
     put_half_bytes(to.q[j], r, from.q + j / 2 * 32, j % 2 * 4);
     factors(from.s, j, to.s[j][r], to.t[j][r]);
-    uint32_t bits = 0;  // bit g of each byte: of group g
-    for (int g = 0; g < 8; g++) bits |= (four(from.h + 4 * g) >> j & 0x01010101) << g;
-    put(to.h[j] + 4 * r, bits);
+    put(to.h[j] + 4 * r, bits_of_bytes(from.h, j));
   }
   to.d[r] = from.d;
   to.m[r] = from.m;
@@ -103,10 +135,7 @@ void put_block(const FileQ6_K& from, PackedQ6_K& to, int, int r) {
   for (int j = 0; j < 8; j++) {
     const int side = j / 4, c = j % 4;  // 128 weights each; c: which 32 of them
     put_half_bytes(to.q[j], r, from.q + 64 * side + 32 * (c & 1), c / 2 * 4);
-    uint32_t bits[2] = {0, 0};  // two bits of each byte per group: groups 0, 2, 4, 6 and 1, 3, 5, 7
-    for (int g = 0; g < 8; g++) bits[g & 1] |= (four(from.h + 32 * side + 4 * g) >> (2 * c) & 0x03030303) << (g & ~1);
-    put(to.h[j][0] + 4 * r, bits[0]);
-    put(to.h[j][1] + 4 * r, bits[1]);
+    put_pairs_of_bits(to.h[j], r, from.h + 32 * side, 2 * c);
   }
   for (int j = 0; j < 16; j++) to.s[j][r] = from.s[j];
   to.d[r] = from.d;
@@ -189,6 +218,26 @@ void get_32(const PackedQ8_0& p, int part, int r, float* y) {
   for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(p.q[part][k / 4][4 * r + k % 4] - 128);
 }
 
+int pair_of_bits(const uint8_t (*lines)[line], int r, int k) {
+  const int g = k / 4;
+  return lines[g & 1][4 * r + k % 4] >> (g & ~1) & 3;
+}
+
+void get_32(const PackedQ2_K& p, int j, int r, float* y) {
+  for (int k = 0; k < 32; k++) {
+    const uint8_t s = p.s[2 * j + k / 16][r];
+    y[k] = from_half(p.d[r]) * static_cast<float>(s & 15) * static_cast<float>(pair_of_bits(p.q[j], r, k)) -
+           from_half(p.m[r]) * static_cast<float>(s >> 4);
+  }
+}
+
+void get_32(const PackedQ3_K& p, int j, int r, float* y) {
+  for (int k = 0; k < 32; k++) {
+    const int q = pair_of_bits(p.q[j], r, k) | (p.h[j][4 * r + k % 4] >> (k / 4) & 1) << 2;
+    y[k] = from_half(p.d[r]) * static_cast<float>(p.s[2 * j + k / 16][r]) * static_cast<float>(q - 4);
+  }
+}
+
 void get_32(const PackedQ4_K& p, int j, int r, float* y) {
   const float d = from_half(p.d[r]) * p.s[j][r], m = from_half(p.m[r]) * p.t[j][r];
   for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(nibble(p.q[j], r, k)) - m;
@@ -202,7 +251,7 @@ void get_32(const PackedQ5_K& p, int j, int r, float* y) {
 void get_32(const PackedQ6_K& p, int j, int r, float* y) {
   const float d = from_half(p.d[r]);
   for (int k = 0; k < 32; k++) {
-    const int g = k / 4, high = p.h[j][g & 1][4 * r + k % 4] >> (g & ~1) & 3;
+    const int high = pair_of_bits(p.h[j], r, k);
     y[k] = d * static_cast<float>(p.s[2 * j + k / 16][r]) * static_cast<float>((nibble(p.q[j], r, k) | high << 4) - 32);
   }
 }
@@ -246,6 +295,8 @@ void pack(const Format& format, const uint8_t* rows, int64_t n_in, int64_t first
     case type_q5_0: return pack_as<FileQ5_0, PackedQ5_0, 32, 2>(rows, n_in, first, n, packed);
     case type_q5_1: return pack_as<FileQ5_1, PackedQ5_1, 32, 1>(rows, n_in, first, n, packed);
     case type_q8_0: return pack_as<FileQ8_0, PackedQ8_0, 32, 2>(rows, n_in, first, n, packed);
+    case type_q2_k: return pack_as<FileQ2_K, PackedQ2_K, 256, 1>(rows, n_in, first, n, packed);
+    case type_q3_k: return pack_as<FileQ3_K, PackedQ3_K, 256, 1>(rows, n_in, first, n, packed);
     case type_q4_k: return pack_as<FileQ4_K, PackedQ4_K, 256, 1>(rows, n_in, first, n, packed);
     case type_q5_k: return pack_as<FileQ5_K, PackedQ5_K, 256, 1>(rows, n_in, first, n, packed);
     case type_q6_k: return pack_as<FileQ6_K, PackedQ6_K, 256, 1>(rows, n_in, first, n, packed);
@@ -264,6 +315,8 @@ void unpack_row(const Format& format, const uint8_t* packed, int64_t n_in, int64
     case type_q5_0: return unpack_as<PackedQ5_0, 2>(packed, n_in, row, y);
     case type_q5_1: return unpack_as<PackedQ5_1, 1>(packed, n_in, row, y);
     case type_q8_0: return unpack_as<PackedQ8_0, 2>(packed, n_in, row, y);
+    case type_q2_k: return unpack_as<PackedQ2_K, 8>(packed, n_in, row, y);
+    case type_q3_k: return unpack_as<PackedQ3_K, 8>(packed, n_in, row, y);
     case type_q4_k: return unpack_as<PackedQ4_K, 8>(packed, n_in, row, y);
     case type_q5_k: return unpack_as<PackedQ5_K, 8>(packed, n_in, row, y);
     case type_q6_k: return unpack_as<PackedQ6_K, 8>(packed, n_in, row, y);

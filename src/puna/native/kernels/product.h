@@ -51,6 +51,29 @@ template <class L, int g = 0> PUNA_INLINE void add_fifth_bits(typename L::I h, t
 alignas(16) constexpr uint8_t nonlinear_table[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 alignas(16) constexpr uint8_t fourbits_table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
+template <class L> PUNA_INLINE void pairs_of_bits(const uint8_t (*q)[line], int at, typename L::I* w) {
+  const auto mask = L::bytes(3);
+  PUNA_UNROLL for (int i = 0; i < 2; i++) {
+    const auto v = L::load(q[i] + at);
+    w[i] = L::both(v, mask);
+    w[i + 2] = L::both(L::template right<2>(v), mask);
+    w[i + 4] = L::both(L::template right<4>(v), mask);
+    w[i + 6] = L::both(L::template right<6>(v), mask);
+  }
+}
+
+template <class L, int g = 0> PUNA_INLINE void add_third_bits(typename L::I h, typename L::I* w) {
+  if constexpr (g < 8) {
+    const auto moved = [&] {
+      if constexpr (g < 2) return L::template left<2 - g>(h);
+      else if constexpr (g == 2) return h;
+      else return L::template right<g - 2>(h);
+    }();
+    w[g] = L::either(w[g], L::both(moved, L::bytes(4)));
+    add_third_bits<L, g + 1>(h, w);
+  }
+}
+
 template <class L> PUNA_INLINE void look_up(const uint8_t* table, typename L::I* w) {
   const auto values = L::table(table);
   PUNA_UNROLL for (int g = 0; g < 8; g++) w[g] = L::look_up(values, w[g]);
@@ -138,6 +161,37 @@ struct MXFP4 {
 
 // Of blocks of 256: factors of each 32 or 16 weights; what is subtracted are sums of activations times whole numbers (of
 // which there are as many as sums), times one number of the row.
+struct Q2_K {
+  using Packed = PackedQ2_K;
+  static constexpr Type type = type_q2_k;
+  static constexpr int bits = 4, factors = 16, sums = 16, first_sum = 0;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int j, int at, typename L::I* w) {
+    pairs_of_bits<L>(p.q[j], at, w);
+  }
+  template <class L> static PUNA_INLINE typename L::I factor(const Packed& p, int i, int row) {
+    return L::both(L::load_u8(p.s[i] + row), L::whole(15));
+  }
+  template <class L> static PUNA_INLINE typename L::I taken(const Packed& p, int i, int row) {
+    return L::template right32<4>(L::load_u8(p.s[i] + row));
+  }
+  template <class L> static PUNA_INLINE typename L::F taken_scale(const Packed& p, int row) { return L::load_half(p.m + row); }
+};
+
+struct Q3_K {
+  using Packed = PackedQ3_K;
+  static constexpr Type type = type_q3_k;
+  static constexpr int bits = 4, factors = 16, sums = 16, first_sum = 0;
+  template <class L> static PUNA_INLINE void unpack(const Packed& p, int j, int at, typename L::I* w) {
+    pairs_of_bits<L>(p.q[j], at, w);
+    add_third_bits<L>(L::load(p.h[j] + at), w);
+  }
+  template <class L> static PUNA_INLINE typename L::I factor(const Packed& p, int i, int row) { return L::load_i8(p.s[i] + row); }
+  template <class L> static PUNA_INLINE typename L::I taken(const Packed& p, int i, int row) { return L::load_i8(p.s[i] + row); }
+  template <class L> static PUNA_INLINE typename L::F taken_scale(const Packed& p, int row) {
+    return L::times(L::load_half(p.d + row), L::set(4.0f));
+  }
+};
+
 struct Q4_K {
   using Packed = PackedQ4_K;
   static constexpr Type type = type_q4_k;
@@ -616,6 +670,8 @@ template <class L> void multiply(const Format& format, const Activations& a, con
     case type_q5_0: return multiply_as<L, Q5_0>(a, work, bytes);
     case type_q5_1: return multiply_as<L, Q5_1>(a, work, bytes);
     case type_q8_0: return multiply_as<L, Q8_0>(a, work, bytes);
+    case type_q2_k: return multiply_as<L, Q2_K>(a, work, bytes);
+    case type_q3_k: return multiply_as<L, Q3_K>(a, work, bytes);
     case type_q4_k: return multiply_as<L, Q4_K>(a, work, bytes);
     case type_q5_k: return multiply_as<L, Q5_K>(a, work, bytes);
     case type_q6_k: return multiply_as<L, Q6_K>(a, work, bytes);

@@ -104,7 +104,15 @@ def test_the_largest_sums_fit(kernels: Kernels, name: str, byte: int, instructio
     block, n_bytes = (int(v) for v in _block(tensor_type))
     data = np.full((n_in * n_rows // block, n_bytes), byte, np.uint8)
     scale = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
-    for begin in {"q6_K": (208,), "q4_1": (0, 2), "q5_1": (0, 2), "q4_K": (0, 2), "q5_K": (0, 2)}.get(name, (0,)):
+    for begin in {
+        "q2_K": (80, 82),
+        "q3_K": (108,),
+        "q6_K": (208,),
+        "q4_1": (0, 2),
+        "q5_1": (0, 2),
+        "q4_K": (0, 2),
+        "q5_K": (0, 2),
+    }.get(name, (0,)):
         data[:, begin : begin + 2] = scale
     values = products.decode(tensor_type, data.reshape(-1), n_in * n_rows).reshape(n_rows, n_in).astype(np.float64)
     kernels.use(instructions)
@@ -188,7 +196,7 @@ def test_what_is_packed_is_little_larger_than_the_file() -> None:
     for name, tensor_type in (TYPES | TYPES_OF_256).items():
         block, n_bytes = _block(tensor_type)
         ratio = KERNELS.puna_packed_bytes(tensor_type, 2048, 2048) / (2048 * 2048 // block * n_bytes)
-        assert 1 <= ratio < 1.04, (name, ratio)
+        assert 1 <= ratio < 1.06, (name, ratio)
         assert KERNELS.puna_packed_bytes(tensor_type, 2048, 33) % 64 == 0
 
 
@@ -201,11 +209,11 @@ def test_a_change_of_the_layout_gets_another_number() -> None:
         memory = packed.aligned(KERNELS.puna_packed_bytes(tensor_type, 512, 48))
         KERNELS.puna_pack(tensor_type, data.ctypes.data, 512, 0, 48, memory.ctypes.data)
         digest.update(memory.tobytes())
-    assert (library.LAYOUT, digest.hexdigest()[:16]) == ("1", "f6017aee1e5d522f")
+    assert (library.LAYOUT, digest.hexdigest()[:16]) == ("1", "dece570109c4321e")
 
 
 def test_other_types_and_shapes_are_not_packed() -> None:
-    assert KERNELS.puna_packed_bytes(products.weight_types()["q2_K"], 256, 16) == 0
+    assert KERNELS.puna_packed_bytes(products.weight_types()["iq3_s"], 256, 16) == 0
     assert KERNELS.puna_packed_bytes(ALL_TYPES["f16"], 48, 16) == 0
     assert KERNELS.puna_packed_bytes(ALL_TYPES["q4_K"], 96, 16) == 0
     assert KERNELS.puna_packed_bytes(ALL_TYPES["q4_0"], 48, 16) == 0
