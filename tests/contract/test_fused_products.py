@@ -20,6 +20,7 @@ from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType, Gate
 from puna.native import products
 from puna.native.kernels.library import Kernels, kernels
+from tests.lora import write_lora
 from tests.packed import ALL_TYPES, error
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
@@ -261,3 +262,20 @@ def test_a_model_s_steps_have_fewer_nodes_and_switching_off_brings_all_back(tmp_
     # Per layer two norms of two nodes each, the gate, two sums; and of the last norm two.
     assert counts[0] - counts[1] >= 2 * (2 * 2 + 1 + 2) + 2
     assert error(logits[1], logits[0]) < 5e-2
+
+
+@pytest.mark.parametrize("changed", ["ffn_down", "ffn_gate", "attn_v"])
+def test_adapters_change_what_they_change_without_these_products(tmp_path: Path, changed: str) -> None:
+    """Low-rank matrices multiply the same inputs, which must be there for them."""
+    path = write_llama(tmp_path / "m.gguf", dtype="q4_0", n_layers=2)
+    adapter = write_lora(tmp_path / "a.gguf", path, [f"blk.{i}.{changed}.weight" for i in range(2)], alpha=64.0)
+    ids = [7, 30, 9, 12, 200]
+    logits, instructions = {}, []
+    for use_kernels in (False, True):
+        for adapters in ((), (adapter,)):
+            with PunaEngine(path, n_ctx=64, use_kernels=use_kernels, adapters=adapters) as engine:
+                logits[use_kernels, bool(adapters)] = engine.decode(ids, range(5), [0] * 5, range(5)).copy()
+                instructions.append(engine.backend.instructions)
+    assert [bool(name) for name in instructions] == [False, False, True, True]
+    assert error(logits[True, True], logits[False, True]) < 5e-2
+    assert error(logits[True, True], logits[True, False]) > 1e-1

@@ -27,7 +27,7 @@ int64_t puna_ordered_bytes(const void*, int64_t);
 void puna_order_node(void*, int, int, void*);
 void puna_experts_node(void*, int, int, void*);
 void puna_token_experts_node(void*, int, int, void*);
-void* puna_linear_new(const int32_t*, const int64_t*, int, int64_t, int, float);
+void* puna_linear_new(const int32_t*, const int64_t*, int, int64_t, int, float, int);
 void puna_linear_free(void*);
 void* puna_normaliser_new(int, float);
 void puna_normaliser_free(void*);
@@ -149,7 +149,7 @@ static double linears(const Format& f, int64_t n_rows, int64_t n, int gate) {
   for (int64_t i = 0; i < width * n; i++) expected[i] += added[i];
   const int32_t types[2] = {f.type, f.type};
   const int64_t rows[2] = {n_rows, n_rows};
-  void *linear = puna_linear_new(types, rows, 2, n_in, gate, n == 1 ? eps : -1.0f), *normaliser = puna_normaliser_new(rounding, eps);
+  void *linear = puna_linear_new(types, rows, 2, n_in, gate, n == 1 ? eps : -1.0f, -1), *normaliser = puna_normaliser_new(rounding, eps);
   puna::Tensor tx = tensor(x, n_in, n, 1), tn = tensor(weight, n_in, 1, 1), tr = tensor(rounded, 1, 1, 1), ty = tensor(y, width, n, 1);
   puna::Tensor tw[2] = {tensor(packed[0], bytes, 1, 1), tensor(packed[1], bytes, 1, 1)}, ta = tensor(added, width, n, 1);
   if (n == 1) {
@@ -167,6 +167,46 @@ static double linears(const Format& f, int64_t n_rows, int64_t n, int gate) {
   puna_linear_free(linear), puna_normaliser_free(normaliser), puna_matrix_free(one);
   for (int i = 0; i < 2; i++) free(packed[i]), free(parts[i]);
   free(rounded), free(x), free(weight), free(normal), free(y), free(expected), free(added);
+  return found;
+}
+
+// What is gated and rounded in one node, against the rounding of what is gated.
+static double rounded(const Format& f, const Format& next, int64_t n) {
+  const int64_t n_in = f.weights, n_rows = 2 * next.weights, bytes = puna_packed_bytes(f.type, n_in, n_rows);
+  const int rounding = puna_rounding(f.type), output = puna_rounding(next.type);
+  const int64_t out_bytes = puna_rounded_bytes(output, n_rows, n), width = (out_bytes + n - 1) / n;
+  float *x = random_values(n_in * n), *y = block<float>(n_rows * n), *sums[2] = {block<float>(n * 5), block<float>(n * 5)};
+  uint8_t *activations = block<uint8_t>(puna_rounded_bytes(rounding, n_in, n)), *packed[2], *results[2];
+  puna_round(f.type, x, n_in, n, activations);
+  for (int i = 0; i < 2; i++) {
+    uint8_t* file = random_file(f, n_rows);
+    packed[i] = block<uint8_t>(bytes);
+    results[i] = block<uint8_t>(width * n);
+    puna_pack(f.type, file, n_in, 0, n_rows, packed[i]);
+    free(file);
+  }
+  const int32_t types[2] = {f.type, f.type};
+  const int64_t rows[2] = {n_rows, n_rows};
+  puna::Tensor ta = tensor(activations, 1, 1, 1), ty = tensor(y, n_rows, n, 1), tr = tensor(results[1], width, n, 1);
+  puna::Tensor tw[2] = {tensor(packed[0], bytes, 1, 1), tensor(packed[1], bytes, 1, 1)};
+  puna::Tensor* operands[] = {&ta, &tw[0], &tw[1]};
+  memcpy(ty.src, operands, sizeof(operands));
+  memcpy(tr.src, operands, sizeof(operands));
+  void *plain = puna_linear_new(types, rows, 2, n_in, 1, -1.0f, -1), *both = puna_linear_new(types, rows, 2, n_in, 1, -1.0f, output);
+  for (int thread = 0; thread < 2; thread++) {
+    puna_linear_node(&ty, thread, 2, plain);
+    puna_linear_node(&tr, thread, 2, both);
+  }
+  puna_round(next.type, y, n_rows, n, results[0]);
+  uint8_t *file = random_file(next, 2 * 5), *last = block<uint8_t>(puna_packed_bytes(next.type, n_rows, 5));
+  memset(last, 0, static_cast<size_t>(puna_packed_bytes(next.type, n_rows, 5)));
+  puna_pack(next.type, file, n_rows, 0, 5, last);
+  void* down = puna_matrix_new(next.type, n_rows, 5);
+  for (int i = 0; i < 2; i++) puna_multiply(down, last, results[i], n, sums[i]);
+  const double found = difference(sums[1], sums[0], n * 5);
+  puna_linear_free(plain), puna_linear_free(both), puna_matrix_free(down);
+  for (int i = 0; i < 2; i++) free(packed[i]), free(results[i]), free(sums[i]);
+  free(x), free(y), free(activations), free(file), free(last);
   return found;
 }
 
@@ -214,6 +254,9 @@ int main() {
       for (int64_t n : {1, 3, 70})
         for (int gate : {0, 1, 2})
           for (int64_t n_rows : {1, 37, 160}) worst = std::fmax(worst, linears(f, n_rows, n, gate));
+    for (const Format& f : formats)
+      for (const Format& next : formats)
+        for (int64_t n : {2, 70}) worst = std::fmax(worst, rounded(f, next, n));
   }
   printf("%.3g\n", worst);
   return worst < 1e-5 ? 0 : 1;
