@@ -29,6 +29,7 @@ from puna.native.ggml import DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU,
 from puna.native.library import opened
 
 P, Z = ctypes.c_void_p, ctypes.c_size_t
+_IS_0_25 = opened().version.startswith("0.25.")
 
 
 def _pointers(*names: str) -> list[tuple[str, Any]]:
@@ -44,8 +45,10 @@ class DeviceStruct(ctypes.Structure):
 
 
 class BufferTypeStruct(ctypes.Structure):
+    # Since ggml 0.26 a backend may be asked for room for several tensors at once.
     _fields_ = _pointers(
-        *("get_name", "alloc_buffer", "get_alignment", "get_max_size", "get_alloc_size", "is_host", "device", "context")
+        *("get_name", "alloc_buffer", *(() if _IS_0_25 else ("alloc_buffer_n",)), "get_alignment", "get_max_size"),
+        *("get_alloc_size", *(() if _IS_0_25 else ("get_alloc_size_n",)), "is_host", "device", "context"),
     )
 
 

@@ -13,9 +13,10 @@ import pytest
 from puna.errors import NativeLibraryError
 from puna.native import cpu, fit, providers
 from puna.native.ggml import STRUCTS, ggml
-from puna.native.library import Opened, opened
-from puna.native.llama import llama, llama_context_params, structs_of
+from puna.native.library import Functions, Opened, opened
+from puna.native.llama import LONG, SHORT, llama, llama_context_params, structs_of
 from puna.native.providers import Provider, build_home, chosen
+from puna.native.signature import declare
 
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 
@@ -174,21 +175,14 @@ def test_a_tensor_of_another_size_is_found() -> None:
 def test_the_parameters_of_another_version_are_found() -> None:
     """A switch would be read from the bytes of another: this is what the table of a neighbouring version looks like."""
     other = next(structs_of(v)["llama_context_params"] for v in providers.TESTED_GGML if v != opened().version)
-    structs = {**structs_of(opened().version), "llama_context_params": other}
-    names = ("llama_model_default_params", "llama_context_default_params", "llama_batch_init", "llama_batch_free")
-    from puna.native.llama import LONG, SHORT
-
-    table = {name: (SHORT | LONG)[name] for name in names}
-    program_is_ours = ctypes.sizeof(other) >= ctypes.sizeof(type(llama().llama_context_default_params()))
-    if not program_is_ours:  # the library would write behind the struct: read a longer one, and of it what fits
-
-        class Padded(other):  # type: ignore[misc, valid-type]
-            _fields_ = [("rest", ctypes.c_uint8 * 64)]
-
-        structs["llama_context_params"] = Padded
-    functions = opened().bind("llama", table, {}, structs)
-    assert any(misfit.startswith("llama_context_params.") for misfit in fit.llama_misfits(functions))
-    opened().bind("llama", table, {}, structs_of(opened().version))
+    # The library may write more than the other struct holds.
+    padded = type("padded", (ctypes.Structure,), {"_fields_": [*other._fields_, ("rest", ctypes.c_uint8 * 64)]})
+    library = ctypes.CDLL(str(opened().paths["llama"]))  # a handle of its own: others have declared the same functions rightly
+    functions = Functions()
+    for name in ("llama_model_default_params", "llama_context_default_params", "llama_batch_init", "llama_batch_free"):
+        structs = {**structs_of(opened().version), "llama_context_params": padded}
+        setattr(functions, name, declare(getattr(library, name), (SHORT | LONG)[name], structs))
+    assert next(fit.llama_misfits(functions)).startswith("llama_context_params.")
 
 
 def test_contexts_know_when_to_stop_whichever_the_version() -> None:
