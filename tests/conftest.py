@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from puna.native import providers
 from puna.store.sources import elsewhere
 from puna.store.sources.web import reach
 from puna.store.store import Store
@@ -26,6 +27,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # third of what the start of a server takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Tests give programs homes of their own, where no library was ever compiled: which one is meant is said by its place.
+if os.environ.get("PUNA_LIBRARY") == "compiled":
+    os.environ["PUNA_LIBRARY"] = str(providers.chosen("compiled").folder)
 
 # What runs in the background of a script, under nohup and in some CI systems is started with SIGINT ignored, and hands that
 # down to what it starts; the tests start programs that a person would end with Ctrl-C.

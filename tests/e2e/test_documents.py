@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +133,20 @@ def test_its_commands_work(document: str, server: str, place: Path, environ: dic
             f'curl() {{ command curl --fail-with-body --silent --show-error "$@"; }}\n{text}',
         ]
         command = shell if block.language == "sh" else [sys.executable, "-c", text]
-        done = subprocess.run(
-            command,
-            cwd=place,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
+        status, said = _run(command, place, environ)
+        assert status == 0, f"{document}, line {block.line}:\n{text}\n{said}"
+
+
+def _run(command: list[str], place: Path, environ: dict[str, str]) -> tuple[int, str]:
+    """Its status and what it said. What it left running in the background, where it failed half way, ends with it."""
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command, cwd=place, env=environ, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
         )
-        assert done.returncode == 0, f"{document}, line {block.line}:\n{text}\n{done.stdout}"
+        try:
+            status = process.wait(TIMEOUT_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        said.seek(0)
+        return status, said.read()

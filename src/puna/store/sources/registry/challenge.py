@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-_FIELD = re.compile(r'([A-Za-z_]+)\s*=\s*(?:"([^"]{0,4096})"|([^",\s]{1,4096}))')
+_FIELD = re.compile(r'(?<![A-Za-z_])([A-Za-z_]+)\s*=\s*(?:"([^"]{0,4096})"|([^",\s]{1,4096}))')
 _NOTHING = base64.b64encode(hashlib.sha256(b"").hexdigest().encode()).decode()  # the digest of the request's body
 
 
