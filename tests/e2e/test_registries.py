@@ -102,6 +102,7 @@ def content_of(store: Store, name: str) -> dict[str, bytes]:
     return {**blobs, stored.digest: store.manifests.content(stored.name)}
 
 
+@pytest.mark.thorough  # a program of the system
 def test_a_real_registry_keeps_a_model_as_it_is(docker_registry: str, puna: Puna, there: Store, tmp_path: Path) -> None:
     name = f"{docker_registry}/me/tiny"
     store = Store(tmp_path / ".ollama" / "models")
