@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 
+N_AXES = 4  # of M-RoPE: time, height, width, and one that no family uses yet
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -39,7 +41,8 @@ class Batch(NamedTuple):
     Shapes: tokens, positions, sequences int32 [n]; outputs int32 [m], the rows whose logits are wanted, ascending.
     *bidirectional* are rows [begin, end) of one sequence that see each other, also the later ones: the tokens of an image.
     Encoded are the inputs of cross attention that come with this step, at most one of a sequence, in the order of rows.
-    Embedded rows have tokens all the same, for what else a model looks up by token.
+    Embedded rows have tokens all the same, for what else a model looks up by token. *axes* int32 [4, n] are the positions that
+    models with M-RoPE turn by; None: those of text, see text_axes. The order in a sequence is that of positions either way.
     """
 
     tokens: Ints
@@ -49,6 +52,7 @@ class Batch(NamedTuple):
     bidirectional: tuple[tuple[int, int], ...] = ()
     encoded: tuple[Encoded, ...] = ()
     embedded: Embedded | None = None
+    axes: Ints | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -79,6 +83,11 @@ def batch(
         rows, values = embedded
         given = Embedded(np.ascontiguousarray(rows, dtype=np.int32), np.ascontiguousarray(values, dtype=np.float32))
     return Batch(a, b, c, d, tuple(bidirectional), tuple(encoded), given)
+
+
+def text_axes(positions: Ints) -> Ints:
+    """Positions [n] of text along the axes of M-RoPE, [4, n]: text moves along the first three at once (Wang et al. 2024)."""
+    return np.stack([positions, positions, positions, np.zeros_like(positions)])
 
 
 def runs(sequences: Ints) -> list[tuple[int, int, int]]:

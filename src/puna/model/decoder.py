@@ -171,6 +171,7 @@ class Decoder(Generic[OptionsT]):
 
     Options: type[OptionsT]
     Weights: type[Any]
+    has_axes = False
     nodes_per_layer = 48  # at most, besides what each group of sequences that attends on its own takes
 
     def __init__(self, file: GGUFFile, backend: Backend, n_ctx: int) -> None:

@@ -16,7 +16,8 @@ from puna.ml.tensor import DType, Tensor
 class Inputs:
     """A batch inside a graph.
 
-    Shapes: tokens and positions I32 [n], outputs I32 [m] or None when all rows are wanted. Embeddings F32 [n_embd, k] are
+    Shapes: tokens I32 [n], positions I32 [n] or, for models with axes, [4 n], axis after axis; outputs I32 [m] or None when all
+    rows are wanted. Embeddings F32 [n_embd, k] are
     given in place of what the tokens of *rows* I32 [k] would be looked up as; None: there are none.
     """
 
@@ -35,7 +36,8 @@ class Inputs:
 
 class Model(Protocol):
     n_vocab: int
-    n_embd: int  # of what the first layer gets
+    n_embd: int  # of a row given as an embedding
+    has_axes: bool  # positions are four a token, of M-RoPE
     n_ctx_train: int
 
     def forward(self, ctx: Context, inputs: Inputs, cache: Cache) -> Tensor:

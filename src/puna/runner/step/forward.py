@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from puna.errors import PunaError
-from puna.kvcache.batch import Batch
+from puna.kvcache.batch import N_AXES, Batch, text_axes
 from puna.kvcache.cache import Cache, Limits
 from puna.ml.backend import Backend, Context
 from puna.ml.tensor import DType, Tensor
@@ -105,7 +105,7 @@ class Forward:
         built = self._graph_for(_key(batch, self._cache.start_forward(batch)))
         ctx = built.ctx
         ctx.set(built.inputs.tokens, batch.tokens)
-        ctx.set(built.inputs.positions, batch.positions)
+        ctx.set(built.inputs.positions, self._positions(batch))
         if built.inputs.outputs is not None:
             ctx.set(built.inputs.outputs, batch.outputs)
         if batch.embedded and built.inputs.embeddings is not None and built.inputs.rows is not None:
@@ -120,6 +120,11 @@ class Forward:
             # The cache knows one shape at a time: nothing else goes on before the builder is done with it.
             self._ahead = building.result() if building else None
         return ctx.values(built.logits) if is_whole else None
+
+    def _positions(self, batch: Batch) -> npt.NDArray[np.int32]:
+        if not self._model.has_axes:
+            return batch.positions
+        return text_axes(batch.positions) if batch.axes is None else np.ascontiguousarray(batch.axes)
 
     def _check_embedded(self, batch: Batch) -> None:
         """Where the library would end the process."""
@@ -151,7 +156,7 @@ class Forward:
         try:
             inputs = Inputs(
                 ctx.input(DType.I32, n_tokens),
-                ctx.input(DType.I32, n_tokens),
+                ctx.input(DType.I32, n_tokens * (N_AXES if self._model.has_axes else 1)),
                 ctx.input(DType.I32, n_outputs) if n_outputs < n_tokens else None,
                 ctx.input(DType.F32, self._model.n_embd, n_embedded) if n_embedded else None,
                 ctx.input(DType.I32, n_embedded) if n_embedded else None,

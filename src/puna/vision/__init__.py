@@ -1,0 +1,1 @@
+"""What models see: images of whatever origin as pixels, and one encoder per family."""

@@ -1,0 +1,104 @@
+"""What a model's eyes are to the runner: they prepare an image, encode it, and say how it stands among the tokens.
+
+The runner knows no family. It has the image prepared, runs the encoder over its pieces beside the steps that others wait for,
+keeps the rows that come out, and puts them where ``place`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from puna.gguf.reader import GGUFFile
+from puna.ml.backend import Backend, Context
+from puna.ml.tensor import Tensor
+from puna.tokenizer.tokenizer import Tokenizer
+
+Pixels = npt.NDArray[np.uint8]  # [height, width, 3], upright, without transparency
+Range = tuple[int, int]
+
+State = tuple[Tensor, ...]  # what an encoder's layer hands to the next; between two graphs it lies in the host's memory
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the encoder takes at once: an image, or a tile of one. Arrays float32 or int32 by name; their shapes, read backwards,
+    are those of the tensors that the graph gets. A graph fits every piece with the same shapes.
+    """
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+
+    @property
+    def key(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple((name, array.shape) for name, array in sorted(self.arrays.items()))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """How an image stands in a sequence: the model's own tokens around and between what was encoded.
+
+    *tokens* are the vocabulary's, also for what is looked up by token where an image's row stands; *rows* has for each of
+    them the number of the encoded row that stands there, or -1. Ranges count from the image's first token: those *together*
+    are computed in one step and leave a prompt as a whole, those *bidirectional* see each other, also the later ones.
+    With *axes* int32 [4, n] each token has positions along the axes of M-RoPE, relative to the image's first, and what follows
+    the image goes on at *n_positions*.
+    """
+
+    tokens: Sequence[int]
+    rows: Sequence[int]
+    together: Sequence[Range] = ()
+    bidirectional: Sequence[Range] = ()
+    axes: npt.NDArray[np.int32] | None = None
+    n_positions: int = 0  # 0: one for each token
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An image as the encoder takes it, and how it will stand; the rows of the pieces follow one another."""
+
+    pieces: Sequence[Piece]
+    placed: Placed
+    n_rows: int
+
+
+class VisionModel(Protocol):
+    """Arithmetic of one family. Its weights are bound when it is opened, and read when the backend is loaded."""
+
+    n_layers: int  # of the encoder
+    n_out: int  # values of an encoded row, which is what the text part takes in a token's place
+    is_cross_attended: bool  # the rows are looked at by cross attention; one token stands for all of them
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Rows that an image of this size is encoded to, and the tokens it takes in a prompt; nothing is computed.
+
+        Errors: BadRequest for a size that the model cannot take, saying why.
+        """
+
+    def prepare(self, pixels: Pixels) -> Prepared:
+        """Resize, cut, normalise, as the family's reference does. Arithmetic on the host, in any thread.
+
+        Errors: as size.
+        """
+
+    def largest(self) -> tuple[int, int]:
+        """Width and height of the image that takes the most memory to encode."""
+
+    def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
+        """From a piece's arrays to what the first layer gets."""
+
+    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State: ...
+
+    def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The piece's rows [n_out, n], projected to where the text part takes them."""
+
+    def max_nodes(self) -> int:
+        """An upper bound on the nodes of a graph over all layers."""
+
+
+# Of the file that holds the projector (which may be the text model's own), its backend, the text model's file and vocabulary.
+# Errors: UnsupportedModel, MissingTensors, FileFormatError.
+Constructor = Callable[[GGUFFile, Backend, GGUFFile, Tokenizer], VisionModel]

@@ -1,0 +1,50 @@
+"""Opening a projector's file with the class that encodes for its family."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from puna.errors import UnsupportedModel
+from puna.gguf.reader import GGUFFile
+from puna.ml.backend import Backend
+from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.model import VisionModel
+
+# By what a separate projector file states in clip.projector_type or clip.vision.projector_type.
+PROJECTORS: dict[str, str] = {}
+
+# By the architecture of a file that holds both parts.
+ARCHITECTURES: dict[str, str] = {}
+
+
+def kind_of(file: GGUFFile) -> str | None:
+    """Which class encodes the images of this file, as "module:class"; None where it holds no encoder of images.
+
+    Errors: UnsupportedModel naming a projector that there is no class for, and those there are.
+    """
+    if file.architecture == "clip":
+        keys = ("clip.vision.projector_type", "clip.projector_type")
+        name = next((file.metadata.string(key) for key in keys if key in file.metadata), "mlp")
+        if name not in PROJECTORS:
+            raise UnsupportedModel(
+                f"{file.path}: projector {name!r} is not supported; supported: {', '.join(sorted(PROJECTORS))}"
+            )
+        return PROJECTORS[name]
+    if not any(name.startswith("v.") for name in file.tensors):
+        return None
+    if file.architecture not in ARCHITECTURES:
+        raise UnsupportedModel(f"{file.path}: images of a {file.architecture} model are not supported")
+    return ARCHITECTURES[file.architecture]
+
+
+def open_vision(file: GGUFFile, backend: Backend, text: GGUFFile, tokenizer: Tokenizer) -> VisionModel:
+    """The eyes of the model *text*, from its own file or a projector's beside it; the backend is the file's.
+
+    Errors: UnsupportedModel, MissingTensors, FileFormatError.
+    """
+    kind = kind_of(file)
+    if kind is None:
+        raise UnsupportedModel(f"{file.path} holds no encoder of images")
+    module, _, cls = kind.partition(":")
+    opened: VisionModel = getattr(import_module(module), cls)(file, backend, text, tokenizer)
+    return opened
