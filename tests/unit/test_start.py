@@ -19,6 +19,11 @@ BUDGETS = {
         ("numpy", "httpx", "rich", "prompt_toolkit", "pydantic", "puna.server"),
     ),
     "puna run": ("import puna.cli.main, puna.cli.app, puna.api.client", 205, ("numpy", "rich", "pydantic", "puna.server")),
+    "a private server, before it starts others": (
+        "import puna.server.process.private",
+        250,
+        ("numpy", "typer", "click", "pydantic", "starlette", "uvicorn", "puna.cli", "puna.store", "puna.server.app"),
+    ),
     "puna serve": (
         "import puna.server.process.private, puna.server.process.serve",
         600,

@@ -2,7 +2,7 @@
 
 The command binds the socket and the server inherits it: the first request waits in the socket's queue while the server
 starts, so nothing polls and no port can be lost to someone else. The server's standard input is a pipe that only this
-process holds open; when it ends in whatever way, the server reads end-of-file and stops (see puna.cli.serve).
+process holds open; when it ends in whatever way, the server reads end-of-file and stops (see puna.server.process.private).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TAIL_BYTES = 4000
 _TAIL_LINES = 12
 
 # -P and PYTHONSAFEPATH, which runners inherit: a folder named puna in the current directory is not this package
-SERVE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "puna", "serve")
+SERVE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "puna", "private-server")
 
 
 class PrivateServer:
@@ -35,7 +35,7 @@ class PrivateServer:
             self.address = Address(host="127.0.0.1", port=listener.getsockname()[1])
             self._log: IO[bytes] | None = None if show_log else tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
             self._process = subprocess.Popen(
-                [*SERVE_COMMAND, "--fd", str(listener.fileno()), *(["--expect-model"] if expects_model else [])],
+                [*SERVE_COMMAND, str(listener.fileno()), *(["--expect-model"] if expects_model else [])],
                 stdin=subprocess.PIPE,
                 stdout=self._log if self._log else 2,
                 stderr=self._log,

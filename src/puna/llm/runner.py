@@ -43,7 +43,8 @@ REQUEST_TIMEOUT_S = 120.0  # for answers that need no model step: health, tokeni
 CLOSE_GRACE_S = 3.0
 _LONGEST_LINE = 1024 * 1024  # of what it prints
 _DECODE_ASIDE = 1 << 18  # bytes; to decode longer answers would keep other requests waiting
-_POLL_FIRST_S, _POLL_LAST_S = 0.01, 0.1
+_POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
+_POLL_GROWTH = 1.25  # a first answer waits for what is polled too late
 
 _ERRORS_BY_STATUS: dict[int, type[PunaError]] = {
     400: BadRequest,
@@ -289,7 +290,7 @@ class Runner:
             elif clock() - since > stall_timeout_s:
                 raise LoadError(f"timed out waiting for the runner to start - progress {progress:.2f}{self._because()}")
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, _POLL_LAST_S)
+            pause_s = min(pause_s * _POLL_GROWTH, _POLL_LAST_S)
 
     async def _ask(self, path: str, message: wire.Message | None, kind: type[M], timeout_s: float | None = None) -> M:
         try:

@@ -13,19 +13,18 @@ import socket
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 from tests.unit.api.fake_server import FakeServer
 from tests.unit.api.fake_server import serve as serve_fake
 
 from puna.cli import private_server
-from puna.cli import serve as serve_command
 from puna.cli.main import main
+from puna.server.process import private
 from puna.settings import Settings
 
 
-def serve(settings: Settings, sock: socket.socket, *, expects_model: bool) -> None:
+def serve(settings: Settings, listener: socket.socket, *, expects_model: bool) -> None:
     pids = [os.getpid()]
     mode = os.environ.get("FAKE_SERVE", "")
     if mode == "hang":
@@ -39,15 +38,16 @@ def serve(settings: Settings, sock: socket.socket, *, expects_model: bool) -> No
         print("the store is on fire", file=sys.stderr)
         sys.exit(3)
     time.sleep(0.3)  # requests wait meanwhile
-    assert settings.host.port == sock.getsockname()[1]
-    serve_fake(FakeServer(), sock)
+    assert settings.host.port == listener.getsockname()[1]
+    serve_fake(FakeServer(), listener)
     while mode == "hang":
         time.sleep(1)
 
 
-module = types.ModuleType("puna.server.process.private")
-module.serve = serve  # type: ignore[attr-defined]
-sys.modules["puna.server.process.private"] = module
-serve_command._GRACE_S = 1.0
-private_server.SERVE_COMMAND = (sys.executable, __file__, "serve")
-main()
+private.serve = serve
+private._GRACE_S = 1.0
+private_server.SERVE_COMMAND = (sys.executable, __file__, "private-server")
+if sys.argv[1] == "private-server":
+    private.main(sys.argv[2:])
+else:
+    main()

@@ -166,6 +166,6 @@ def test_a_folder_named_puna_is_not_mistaken_for_the_package(env: dict[str, str]
         [*SERVE_COMMAND, "--help"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert "hijacked" not in done.stdout
-    assert "Start the server." in done.stdout
+    assert "A server of one command's own." in done.stdout
     shown = puna({**env, "FAKE_SERVE": "environment"}, "list").stderr
     assert "PYTHONSAFEPATH=1" in shown

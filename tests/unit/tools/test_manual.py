@@ -35,7 +35,7 @@ def test_the_page_names_every_command_option_and_setting() -> None:
     sections = set(re.findall(r"^\.SS puna ([a-z]+(?: [a-z]+)?)", page, re.MULTILINE))
     assert sections == set(manual.commands()) >= {"run", "serve", "doctor", "native build"}
     assert {"--keepalive VALUE", "--truncate, --no-truncate", "--json"} <= set(re.findall(r"^\.B (--.*)$", page, re.MULTILINE))
-    assert "--fd" not in page
+    assert "private-server" not in page
     named = set(re.findall(r"^\.B ([A-Z_]+)$", page, re.MULTILINE))
     assert {item.metadata["env"] for item in fields(Settings)} | {*ELSEWHERE} | {*UNSUPPORTED} <= named
 
