@@ -93,13 +93,15 @@ def place(tmp_path: Path) -> Path:
     write_llama(folder / "model.gguf", **chat)
     write_llama(folder / "Qwen3-4B-Q4_K_M.gguf", chat_template=TOOLS_TEMPLATE, **chat)
     write_bert(folder / "reranker.gguf", seed=3, n_ctx=64, pooling=RANK)
+    write_bert(folder / "embedding.gguf", seed=3, n_ctx=64)
     unpack_checkpoint(folder / "all-MiniLM-L6-v2")
     (folder / "notes.txt").write_text("The whale is a mammal.\n")
     return folder
 
 
 @pytest.fixture
-def environ(server: str, tmp_path: Path) -> dict[str, str]:
+def environ(server: str, starter_store: Store, tmp_path: Path) -> dict[str, str]:
+    shutil.copytree(starter_store.root, tmp_path / "models", copy_function=os.link)
     programs = tmp_path / "bin"
     programs.mkdir()
     make = shutil.which("make")
@@ -112,7 +114,7 @@ def environ(server: str, tmp_path: Path) -> dict[str, str]:
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "OLLAMA_HOST": address,
-        "OLLAMA_MODELS": str(tmp_path / "models"),  # of servers that the documents start
+        "OLLAMA_MODELS": str(tmp_path / "models"),  # of servers and engines that the documents start
         "DOCUMENTS_SERVER": address,
         "PYTHONPATH": str(ROOT),  # for tools, which readers start in the checkout
     }

@@ -1,0 +1,253 @@
+"""One model for a program with an event loop: ``async with AsyncEngine("smollm2:135m") as engine``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+from starlette.exceptions import HTTPException
+
+from puna import wire
+from puna.api.generate import ChatRequest, GenerateRequest
+from puna.errors import NotFound, PunaError, UnsupportedModel
+from puna.llm.discovery import Machine
+from puna.llm.launch import Launcher
+from puna.llm.spare import Spare
+from puna.local.answers import Answer, Chunk, Ranked, answer_of, chunk_of
+from puna.local.batch import in_order
+from puna.local.parameters import Chat, Generate, Messages, chat_request, generate_request
+from puna.local.progress import pull_progress
+from puna.server.answering.embedding import Embedded
+from puna.server.apis.collecting import AnswerBuilder, collect
+from puna.server.apis.ranking import probability
+from puna.server.checking.models import open_model
+from puna.server.checking.request import EmbeddingRequest, InferenceRequest
+from puna.server.http.caller import Caller
+from puna.server.http.request_id import new_id
+from puna.server.pipeline import Pipeline
+from puna.server.placing.scheduler import Scheduler
+from puna.server.running import at_work, pipeline_of
+from puna.settings import FOREVER, load
+from puna.store.sources.elsewhere import Elsewhere
+from puna.store.store import Store
+
+_KEEPS = -1  # for ever, as the API says it
+
+
+class AsyncEngine:
+    """A model and the process that computes it, owned by this object.
+
+    *model* is a name, which is pulled where it is not there, or the path of a GGUF file. The settings are those of the
+    environment but for what is given here: *n_ctx* tokens that one conversation may have, *parallel* requests that are computed
+    at once, *models* the folder of models. *progress* shows bars; by default on a terminal.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        n_ctx: int | None = None,
+        parallel: int | None = None,
+        models: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        given = {"context_length": n_ctx, "num_parallel": parallel, "models": Path(models).expanduser() if models else None}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self._settings = replace(load(), keep_alive=FOREVER, **changes)
+        self.model = _reference(model)
+        self._shows_progress = sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
+        self._stack = AsyncExitStack()
+        self._opened: Pipeline | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Pull the model if need be, and load it.
+
+        Errors: what pulling and loading raise.
+        """
+        settings, machine = self._settings, Machine()
+        launcher = Launcher(Spare(refill=False) if settings.warm_spare else None, machine=machine)
+        store = Store(settings.models, keep_unused=settings.no_prune, elsewhere=Elsewhere.of(settings))
+        pipeline = pipeline_of(settings, store, Scheduler(settings, launcher.launch, machine), launcher)
+        try:
+            await self._stack.enter_async_context(at_work(pipeline, launcher))
+            self._opened = pipeline
+            await self._load(pipeline)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """The process has ended and its memory is free when this returns."""
+        self._opened = None
+        await self._stack.aclose()
+
+    async def generate(self, prompt: str, **given: Unpack[Generate]) -> Answer:
+        """An answer to one prompt; see Generate for what may be given.
+
+        Errors: BadRequest for what the model cannot, or what cannot be; ContextOverflow; RunnerDied.
+        """
+        return await self._answer(generate_request(self.model, prompt, given, _KEEPS))
+
+    async def chat(self, messages: Messages, **given: Unpack[Chat]) -> Answer:
+        """The next message of a conversation.
+
+        Errors: as generate.
+        """
+        return await self._answer(chat_request(self.model, messages, given, _KEEPS))
+
+    def stream_generate(self, prompt: str, **given: Unpack[Generate]) -> Stream:
+        """As generate, piece by piece."""
+        return self._stream(generate_request(self.model, prompt, given, _KEEPS))
+
+    def stream_chat(self, messages: Messages, **given: Unpack[Chat]) -> Stream:
+        """As chat, piece by piece."""
+        return self._stream(chat_request(self.model, messages, given, _KEEPS))
+
+    async def generate_many(self, prompts: Sequence[str], **given: Unpack[Generate]) -> list[Answer]:
+        """An answer to each prompt, in their order; as many are computed at once as go.
+
+        Errors: as generate, of the first that fails, with its number in a note; the others are given up.
+        """
+
+        async def one(prompt: str) -> Answer:
+            return await self.generate(prompt, **given)
+
+        return await in_order(one, prompts, shows=self._shows_progress)
+
+    async def chat_many(self, conversations: Sequence[Messages], **given: Unpack[Chat]) -> list[Answer]:
+        """As generate_many, for conversations."""
+
+        async def one(messages: Messages) -> Answer:
+            return await self.chat(messages, **given)
+
+        return await in_order(one, conversations, shows=self._shows_progress)
+
+    async def embed(self, texts: str | Sequence[str], *, dimensions: int = 0, truncate: bool = True) -> list[list[float]]:
+        """A vector of length 1 for each text.
+
+        Errors: UnsupportedModel for a model that makes none; BadRequest for an empty text.
+        """
+        inputs: list[str | list[int]] = [texts] if isinstance(texts, str) else [*texts]
+        if not inputs:
+            return []
+        embedded = await self._embed(wire.EmbeddingRequest(inputs=inputs, dimensions=dimensions, truncate=truncate))
+        return embedded.reply.embeddings
+
+    async def score(self, query: str, documents: Sequence[str], *, truncate: bool = True) -> list[float]:
+        """How well each document answers the query, from 0 to 1, in their order.
+
+        Errors: UnsupportedModel for a model that does not rank.
+        """
+        if not documents:
+            return []
+        reply = (await self._embed(wire.EmbeddingRequest(inputs=[*documents], query=query, truncate=truncate))).reply
+        scores = [labels[0] for labels in reply.embeddings]
+        return scores if reply.has_probabilities else [probability(score) for score in scores]
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
+        """The documents that answer the query best, the best first.
+
+        Errors: as score.
+        """
+        scores = await self.score(query, documents)
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
+        return [Ranked(index, scores[index], documents[index]) for index in order]
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        if self._opened is None:
+            raise PunaError("the engine is closed: use it in a with block, or open it")
+        return self._opened
+
+    async def _load(self, pipeline: Pipeline) -> None:
+        try:
+            model = await open_model(pipeline.store, _caller(), self.model)
+        except NotFound:
+            if self.model.startswith("/"):
+                raise
+            with pull_progress(shows=self._shows_progress) as report:
+                model = await asyncio.to_thread(pipeline.store.pull, self.model, report)
+        if "completion" in model.capabilities:
+            await pipeline.load(await pipeline.plan(_inference(generate_request(self.model, "", {}, _KEEPS))))
+        else:
+            await pipeline.embed(self._embedding(wire.EmbeddingRequest(inputs=[])))
+
+    async def _answer(self, request: ChatRequest | GenerateRequest) -> Answer:
+        pipeline = self._pipeline
+        return answer_of(await collect(pipeline.answer(await pipeline.plan(_inference(request)))))
+
+    def _stream(self, request: ChatRequest | GenerateRequest) -> Stream:
+        builder = AnswerBuilder()
+        return Stream(self._chunks(request, builder), builder)
+
+    async def _chunks(self, request: ChatRequest | GenerateRequest, builder: AnswerBuilder) -> AsyncGenerator[Chunk, None]:
+        pipeline = self._pipeline
+        async with aclosing(pipeline.answer(await pipeline.plan(_inference(request)))) as parts:
+            async for part in parts:
+                builder.add(part)
+                chunk = chunk_of(part)
+                if chunk is not None:
+                    yield chunk
+
+    async def _embed(self, texts: wire.EmbeddingRequest) -> Embedded:
+        try:
+            found = await self._pipeline.embed(self._embedding(texts))
+        except HTTPException as error:
+            raise UnsupportedModel(f"{self.model}: {error.detail}") from error
+        assert found is not None, "there are inputs"
+        return found
+
+    def _embedding(self, texts: wire.EmbeddingRequest) -> EmbeddingRequest:
+        return EmbeddingRequest(_caller(), self.model, texts, keep_alive=FOREVER)
+
+
+class Stream:
+    """An answer piece by piece: ``async for chunk in stream``. Who stops before its end closes it, which cancels the rest."""
+
+    def __init__(self, chunks: AsyncGenerator[Chunk, None], builder: AnswerBuilder) -> None:
+        self._chunks, self._builder = chunks, builder
+
+    def __aiter__(self) -> AsyncGenerator[Chunk, None]:
+        return self._chunks
+
+    @property
+    def answer(self) -> Answer:
+        """All of it, once it has ended."""
+        return answer_of(self._builder.complete)
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()
+
+
+def _inference(request: ChatRequest | GenerateRequest) -> InferenceRequest:
+    return InferenceRequest(_caller(), request)
+
+
+def _caller() -> Caller:
+    return Caller(is_local=True, may_manage=True, salt="", request_id=new_id(), began_ns=time.monotonic_ns())
+
+
+def _reference(model: str | Path) -> str:
+    """What names the model: the absolute path where it is a file.
+
+    Errors: NotFound for what can only be a path, and no file is there.
+    """
+    path = Path(model).expanduser()
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return str(path.resolve())
+    if isinstance(model, Path) or model.startswith(("./", "../", "/", "~")):
+        raise NotFound(f"no such GGUF file: {model}")
+    return model

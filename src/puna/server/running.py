@@ -1,0 +1,49 @@
+"""A pipeline at work: what it stands on is opened, and closed again in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from puna import packed_files
+from puna.llm.launch import Launcher
+from puna.server.metrics import Metrics
+from puna.server.pipeline import Pipeline
+from puna.server.placing.scheduler import Scheduler
+from puna.server.rendering import Renderers
+from puna.settings import Settings
+from puna.store.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def pipeline_of(settings: Settings, store: Store, scheduler: Scheduler, launcher: Launcher) -> Pipeline:
+    """*launcher* is what the scheduler starts runners with."""
+    return Pipeline(settings, store, scheduler, Metrics(scheduler.models, launcher.spare), Renderers())
+
+
+@asynccontextmanager
+async def at_work(pipeline: Pipeline, launcher: Launcher) -> AsyncGenerator[None, None]:
+    """When the block ends no runner is left."""
+    launcher.open()
+    search = asyncio.create_task(pipeline.scheduler.machine.look(), name="search for devices")
+    try:
+        await asyncio.to_thread(_tidy_up, pipeline.store, pipeline.settings.packed_cache)
+        yield
+    finally:
+        search.cancel()
+        await asyncio.wait({search})
+        await pipeline.scheduler.close()
+        await launcher.close()
+        await pipeline.renderers.close()
+        await asyncio.to_thread(pipeline.store.close)
+
+
+def _tidy_up(store: Store, packed_bytes: int) -> None:
+    packed_files.tidy(store.root, packed_bytes)
+    try:
+        store.prune()
+    except OSError as error:
+        log.warning("%s could not be tidied up: %s", store.root, error)

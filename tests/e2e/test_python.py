@@ -1,0 +1,244 @@
+"""``from puna import Engine``: a program owns a model and the process that computes it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from puna import AsyncEngine, Chunk, Engine
+from puna.errors import BadRequest, NotFound, PunaError, UnsupportedModel
+from puna.local.batch import in_order
+from puna.store.store import Store
+from tests.conftest import STARTER
+from tests.patience import PATIENCE_S, wait_until
+from tests.tiny import RANK, write_bert, write_llama
+
+PROMPT = "the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("python") / "tiny.gguf", seed=5, n_layers=1, n_embd=64, n_ff=64)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(model, n_ctx=512, parallel=4, models=tmp_path_factory.mktemp("models")) as opened:
+        yield opened
+
+
+def runners() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True) if "runner" in " ".join(child.cmdline())}
+
+
+def test_an_answer_says_what_it_took(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, num_predict=7, ignore_eos=True, temperature=0.0, logprobs=2)
+    assert (answer.tokens, answer.reason) == (7, "length")
+    assert answer.prompt_tokens > 4
+    assert str(answer) == answer.text != ""
+    assert len(answer.logprobs) == 7
+    assert all(len(entry.top) == 2 and entry.logprob <= 0 for entry in answer.logprobs)
+
+
+def test_pieces_of_a_stream_are_the_answer(engine: Engine) -> None:
+    whole = engine.generate(PROMPT, num_predict=12, ignore_eos=True, temperature=0.0)
+    stream = engine.stream_generate(PROMPT, num_predict=12, ignore_eos=True, temperature=0.0)
+    pieces = list(stream)
+    assert len(pieces) > 1
+    assert all(isinstance(piece, Chunk) for piece in pieces)
+    assert "".join(map(str, pieces)) == whole.text == stream.answer.text
+    talk = engine.stream_chat([{"role": "user", "content": PROMPT}], num_predict=3, ignore_eos=True)
+    assert "".join(map(str, talk)) == talk.answer.text
+
+
+def test_who_closes_a_stream_early_cancels_it(engine: Engine) -> None:
+    stream = engine.stream_generate(PROMPT, num_predict=400, ignore_eos=True)
+    next(iter(stream))
+    stream.close()
+    # The engine is free for others, and what was cancelled has no end.
+    assert engine.generate(PROMPT, num_predict=2).tokens <= 2
+    with pytest.raises(AssertionError, match="without its last message"):
+        stream.answer  # noqa: B018
+
+
+def test_many_prompts_are_answered_in_their_order_and_as_alone(engine: Engine) -> None:
+    prompts = [f"{PROMPT} {number}" for number in range(40)]
+    alone = [engine.generate(prompt, num_predict=3, temperature=0.0, ignore_eos=True).text for prompt in prompts[:5]]
+    together = engine.generate_many(prompts, num_predict=3, temperature=0.0, ignore_eos=True)
+    assert [answer.text for answer in together[:5]] == alone
+    assert len(together) == 40
+    assert len(engine.chat_many([PROMPT, [{"role": "user", "content": PROMPT}]], num_predict=2)) == 2
+    assert engine.generate_many([]) == []
+
+
+def test_no_more_than_so_many_at_once_and_the_first_error_says_whose_it_is() -> None:
+    running = most = 0
+
+    async def work(item: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        if item == 17:
+            raise BadRequest("no seventeens")
+        return -item
+
+    assert asyncio.run(in_order(work, range(10), shows=False, at_once=3)) == [-n for n in range(10)]
+    assert most == 3
+    with pytest.raises(BadRequest) as caught:
+        asyncio.run(in_order(work, range(30), shows=False, at_once=3))
+    assert caught.value.__notes__ == ["item 17 of 30"]
+
+
+def test_threads_share_one_engine(engine: Engine) -> None:
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(engine.generate(PROMPT, num_predict=5, ignore_eos=True).tokens)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert answers == [5] * 6
+
+
+def test_what_cannot_be_is_refused_by_name(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        engine.generate(PROMPT, temprature=1)  # type: ignore[call-arg]
+    with pytest.raises(PunaError, match='"temperature" must be'):
+        engine.generate(PROMPT, temperature="hot")  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="does not support images"):
+        engine.chat([{"role": "user", "content": PROMPT, "images": [b"\x89PNG"]}])
+    with pytest.raises(UnsupportedModel, match="does not support embeddings"):
+        engine.embed(PROMPT)
+    with pytest.raises(BadRequest, match="nothing that a model could be sent"):
+        engine.chat([{"role": "user", "content": object()}])
+    with pytest.raises(NotFound, match=r"no such GGUF file: .*missing\.gguf"):
+        Engine(tmp_path / "missing.gguf")
+
+
+def test_a_closed_engine_has_no_process_and_says_so(model: Path, tmp_path: Path) -> None:
+    before = runners()
+    engine = Engine(model, models=tmp_path)
+    assert runners() > before
+    engine.close()
+    assert runners() == before
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.generate(PROMPT)
+
+
+def test_an_engine_that_nobody_has_any_more_ends(model: Path, tmp_path: Path) -> None:
+    before = runners()
+    engine = Engine(model, models=tmp_path)
+    assert runners() > before
+    del engine
+    gc.collect()
+    wait_until(lambda: runners() == before)
+
+
+def test_a_file_that_is_no_model_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = runners()
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
+    with pytest.raises(PunaError, match=r"bad\.gguf"):
+        Engine(tmp_path / "bad.gguf", models=tmp_path)
+    assert runners() == before
+
+
+def test_vectors_and_scores(tmp_path: Path) -> None:
+    texts = ["the quick brown fox", "a lazy dog"]
+    path = write_bert(tmp_path / "embedding.gguf", seed=3, n_ctx=64)
+    with Engine(path, models=tmp_path) as engine:
+        vectors = engine.embed(texts)
+        assert len(vectors) == 2
+        assert all(abs(sum(value * value for value in vector) - 1) < 1e-3 for vector in vectors)
+        assert engine.embed(texts[0])[0] == pytest.approx(vectors[0], abs=1e-5)
+        assert engine.embed([]) == []
+        with pytest.raises(UnsupportedModel):
+            engine.score("fox", texts)
+    ranking = write_bert(tmp_path / "rank.gguf", seed=3, n_ctx=64, pooling=RANK)
+    with Engine(ranking, models=tmp_path) as engine:
+        scores = engine.score("fox", texts)
+        best = engine.rerank("fox", texts, top_n=1)
+        assert [round(item.score, 6) for item in best] == [round(max(scores), 6)]
+        assert best[0].document == texts[best[0].index]
+        assert engine.score("fox", []) == []
+
+
+def test_the_asynchronous_one_in_a_loop_that_is_running(model: Path, tmp_path: Path) -> None:
+    async def program() -> None:
+        async with AsyncEngine(model, models=tmp_path) as engine:
+            answers = await asyncio.gather(*(engine.generate(PROMPT, num_predict=4, ignore_eos=True) for _ in range(3)))
+            assert [answer.tokens for answer in answers] == [4, 4, 4]
+            stream = engine.stream_chat(PROMPT, num_predict=4, ignore_eos=True)
+            assert "".join([str(chunk) async for chunk in stream]) == stream.answer.text
+            # As in a notebook, whose own loop is running: the other kind brings a thread.
+            with Engine(model, models=tmp_path) as other:
+                assert other.generate(PROMPT, num_predict=1, ignore_eos=True).tokens == 1
+        with pytest.raises(PunaError, match="closed"):
+            await engine.generate(PROMPT)
+
+    asyncio.run(program())
+
+
+def test_a_model_that_is_missing_is_pulled(starter_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled: list[str] = []
+    model = starter_store.get(STARTER).model_path
+
+    def pull(self: Store, reference: str, *_: object, **__: object) -> object:
+        pulled.append(reference)
+        return self.from_file(copy)
+
+    copy = tmp_path / "copy.gguf"
+    os.link(model, copy)
+    monkeypatch.setattr(Store, "pull", pull)
+    with pytest.raises(NotFound):  # the pull that stands in for the real one stores nothing under the name
+        Engine(STARTER, models=tmp_path / "models", progress=True)
+    assert pulled == [STARTER]
+
+
+def test_ctrl_c_ends_the_wait_and_the_work(model: Path, tmp_path: Path) -> None:
+    program = f"""
+import sys
+from puna import Engine
+with Engine({str(model)!r}, models={str(tmp_path)!r}) as engine:
+    print("ready", flush=True)
+    try:
+        engine.generate("fox", num_predict=400, ignore_eos=True)
+    except KeyboardInterrupt:
+        print("interrupted", engine.generate("fox", num_predict=2, ignore_eos=True).tokens, flush=True)
+print("closed", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert rest.splitlines() in (["interrupted 2", "closed"], ["closed"])  # the answer may have been faster
+
+
+def test_a_program_that_forgets_to_close_leaves_no_process(model: Path, tmp_path: Path) -> None:
+    program = (
+        f"from puna import Engine; e = Engine({str(model)!r}, models={str(tmp_path)!r}); print(e.generate('fox', num_predict=1))"
+    )
+    before = runners()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    wait_until(lambda: runners() == before)
