@@ -75,6 +75,7 @@ def batch(
     bidirectional: Sequence[tuple[int, int]] = (),
     encoded: Sequence[Encoded] = (),
     embedded: tuple[Any, Any] | None = None,
+    axes: Any = None,
 ) -> Batch:
     """From anything that numpy takes; *embedded* are rows and their values."""
     a, b, c, d = [np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs)]
@@ -82,7 +83,8 @@ def batch(
     if embedded is not None and len(embedded[0]):
         rows, values = embedded
         given = Embedded(np.ascontiguousarray(rows, dtype=np.int32), np.ascontiguousarray(values, dtype=np.float32))
-    return Batch(a, b, c, d, tuple(bidirectional), tuple(encoded), given)
+    turned = None if axes is None else np.ascontiguousarray(axes, dtype=np.int32)
+    return Batch(a, b, c, d, tuple(bidirectional), tuple(encoded), given, turned)
 
 
 def text_axes(positions: Ints) -> Ints:

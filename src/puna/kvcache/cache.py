@@ -79,11 +79,12 @@ class Sequences(Protocol):
     def can_resume(self, sequence: int, position: int) -> bool:
         """Whether a token at this position would find all it attends to, once later positions are removed."""
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         """Forget positions [begin, end), to the end when it is None.
 
         Removing to the end never fails, but where that leaves nothing to resume from, all positions go. Ask
         resume_point before. A range in the middle either goes, and later positions move down, or nothing changes.
+        *n_positions* are those that M-RoPE gave to what goes, where there is an image in it; 0: one for each token.
         Errors: NotSupported for a range in the middle.
         """
 

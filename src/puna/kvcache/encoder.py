@@ -225,7 +225,7 @@ class EncoderCache:
                 break
         return position
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         if end is not None and begin < end < self.length(sequence):
             self._move(sequence, begin, end)
         elif end is None or begin < end:

@@ -136,11 +136,11 @@ class LayeredCache:
             position = min(part.prepare_restore(sequence, position) for part in self.parts)
         return position
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         if end is not None and end < self.length(sequence):
             self.check_remove(sequence, begin, end)
             for part in self.parts:
-                part.remove(sequence, begin, end)
+                part.remove(sequence, begin, end, n_positions=n_positions)
             return
         # A part that cannot resume at begin would forget all; then the others need not hold what is left either.
         begin = min(begin, self.length(sequence))
