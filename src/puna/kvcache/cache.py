@@ -32,6 +32,7 @@ class Limits:
     n_batch: int  # tokens in one step at most
     n_pool: int = 0  # tokens that all sequences together may hold; 0: n_ctx each
     n_outputs: int = 0  # rows of one step that may be outputs, of whichever sequences; 0: one of each
+    n_encoded: int = 0  # vectors of an image that cross attention may look at, of each sequence; 0: there are no eyes
 
     @property
     def n_cells(self) -> int:
