@@ -63,9 +63,11 @@ class PunaEngine:
         sequences: Sequence[int],
         outputs: Sequence[int],
         embedded: tuple[Any, Any] | None = None,
+        bidirectional: Sequence[tuple[int, int]] = (),
+        axes: Any = None,
     ) -> npt.NDArray[np.float32]:
         """*embedded*: rows of the batch, and the embeddings that they are given as."""
-        logits = self.forward(batch(tokens, positions, sequences, outputs, embedded=embedded))
+        logits = self.forward(batch(tokens, positions, sequences, outputs, bidirectional, (), embedded, axes))
         assert logits is not None, "nothing aborts a compute here"
         return logits
 

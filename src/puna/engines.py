@@ -44,12 +44,16 @@ ARCHITECTURES: dict[str, str] = {
     "olmo3": "puna.model.arch.olmo2:Olmo2",
     "phi3": "puna.model.arch.phi3:Phi3",
     "qwen2": "puna.model.arch.qwen2:Qwen2",
+    "qwen25vl": "puna.model.arch.qwen2vl:Qwen2VL",
     "qwen2moe": "puna.model.arch.qwen2moe:Qwen2MoE",
+    "qwen2vl": "puna.model.arch.qwen2vl:Qwen2VL",
     "qwen3": "puna.model.arch.qwen3:Qwen3",
     "qwen3moe": "puna.model.arch.qwen3moe:Qwen3MoE",
     "qwen35": "puna.model.arch.qwen3next:Qwen35",
     "qwen35moe": "puna.model.arch.qwen3next:Qwen35",
     "qwen3next": "puna.model.arch.qwen3next:Qwen3Next",
+    "qwen3vl": "puna.model.arch.qwen3vl:Qwen3VL",
+    "qwen3vlmoe": "puna.model.arch.qwen3vl:Qwen3VLMoE",
     "starcoder2": "puna.model.arch.starcoder2:StarCoder2",
 }
 

@@ -32,7 +32,9 @@ BASE_LETTERS = {
     "double": "d",
 }
 _SIZES = {"int32_t": 4, "int64_t": 8, "float": 4}
-_MACROS = r"\b(?:GGML_API|GGML_BACKEND_API|LLAMA_API|GGML_RESTRICT|GGML_NORETURN|extern)\b|GGML_ATTRIBUTE_FORMAT\([^)]*\)"
+_MACROS = (
+    r"\b(?:GGML_API|GGML_BACKEND_API|LLAMA_API|MTMD_API|GGML_RESTRICT|GGML_NORETURN|extern)\b|GGML_ATTRIBUTE_FORMAT\([^)]*\)"
+)
 
 
 @dataclass

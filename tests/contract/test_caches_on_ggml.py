@@ -182,7 +182,8 @@ def test_cross_attention_sees_its_own_image_and_nothing_where_there_is_none(back
         whole = parts[0]
         for part in parts[1:]:
             whole = whole.concat(part, 1)
-        result = whole * cache.visible()
+        visible: Any = cache.visible()
+        result = whole * visible
         ctx.output(result)
         ctx.set(query, q)
         if encoded:

@@ -25,7 +25,7 @@ from tests import needs
 from tests.contract import c_headers
 from tests.contract.c_headers import Headers
 
-FILES = ("ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h", "gguf.h", "llama.h")
+FILES = ("ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h", "gguf.h", "llama.h", "mtmd.h", "mtmd-helper.h")
 COMPILED = needs.compiled_library()
 INCLUDE = COMPILED.include or Path()
 HEADERS = c_headers.read(INCLUDE, FILES)
@@ -80,8 +80,8 @@ def _fields(struct: type[ctypes.Structure]) -> list[tuple[str, str]]:
 
 def test_the_tables_were_found() -> None:
     assert len(FUNCTIONS) > 150
-    assert {"ggml_mul_mat", "ggml_backend_sched_graph_compute", "llama_decode"} <= set(FUNCTIONS)
-    assert {"ggml_tensor", "llama_batch", "llama_context_params"} <= set(STRUCTS)
+    assert {"ggml_mul_mat", "ggml_backend_sched_graph_compute", "llama_decode", "mtmd_tokenize"} <= set(FUNCTIONS)
+    assert {"ggml_tensor", "llama_batch", "llama_context_params", "mtmd_input_text"} <= set(STRUCTS)
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
@@ -138,7 +138,9 @@ def test_structs_have_the_compilers_sizes_and_offsets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "prefixes"), [("ggml", ("GGML_", "GGML_BACKEND_")), ("llama", ("LLAMA_",))], ids=["ggml", "llama"]
+    ("module", "prefixes"),
+    [("ggml", ("GGML_", "GGML_BACKEND_")), ("llama", ("LLAMA_",)), ("mtmd", ("MTMD_INPUT_",))],
+    ids=["ggml", "llama", "mtmd"],
 )
 def test_constants_agree_with_the_headers(module: str, prefixes: tuple[str, ...]) -> None:
     constants = _constants(importlib.import_module(f"puna.native.{module}"))

@@ -65,7 +65,9 @@ ROWS: dict[str, Row] = {
     "olmo3": olmo2.OLMO3_DIALECT,
     "phi3": phi3.PHI3,
     "qwen2": qwen.QWEN2,
+    "qwen25vl": qwen.QWEN25VL,
     "qwen2moe": qwen.QWEN2MOE,
+    "qwen2vl": qwen.QWEN2VL,
     "qwen3": qwen.QWEN3,
     "qwen3moe": qwen.QWEN3MOE,
     "qwen35": qwen3next.QWEN35,
@@ -73,6 +75,9 @@ ROWS: dict[str, Row] = {
     "qwen35moe": qwen3next.QWEN35_MOE,
     "qwen35moe:dialect": qwen3next.QWEN35_INTERLEAVED,
     "qwen3next": qwen3next.QWEN3NEXT,
+    "qwen3vl": qwen.QWEN3VL,
+    "qwen3vl:dialect": qwen.QWEN3VL_DIALECT,
+    "qwen3vlmoe": qwen.QWEN3VLMOE,
     "starcoder2": starcoder2.STARCODER2,
 }
 

@@ -66,7 +66,7 @@ class AttentionCache:
             return position == length
         return not self._window or self._context().first(sequence) <= max(position - self._window, 0)
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         length = self.length(sequence)
         if end is not None and begin < end < length:
             self._remove_middle(sequence, begin, end)
@@ -153,7 +153,7 @@ class StateCache:
     def can_resume(self, sequence: int, position: int) -> bool:
         return position in (0, self.length(sequence))
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         length = self.length(sequence)
         if end is not None and begin < end < length:
             raise NotSupported("a recurrent state cannot forget tokens in the middle: what follows them is computed again")

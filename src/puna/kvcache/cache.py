@@ -32,6 +32,7 @@ class Limits:
     n_batch: int  # tokens in one step at most
     n_pool: int = 0  # tokens that all sequences together may hold; 0: n_ctx each
     n_outputs: int = 0  # rows of one step that may be outputs, of whichever sequences; 0: one of each
+    n_encoded: int = 0  # vectors of an image that cross attention may look at, of each sequence; 0: there are no eyes
 
     @property
     def n_cells(self) -> int:
@@ -79,11 +80,12 @@ class Sequences(Protocol):
     def can_resume(self, sequence: int, position: int) -> bool:
         """Whether a token at this position would find all it attends to, once later positions are removed."""
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         """Forget positions [begin, end), to the end when it is None.
 
         Removing to the end never fails, but where that leaves nothing to resume from, all positions go. Ask
         resume_point before. A range in the middle either goes, and later positions move down, or nothing changes.
+        *n_positions* are those that M-RoPE gave to what goes, where there is an image in it; 0: one for each token.
         Errors: NotSupported for a range in the middle.
         """
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from puna.errors import BadRequest
-from puna.kvcache.batch import Batch, runs
+from puna.kvcache.batch import Batch, runs, text_axes
 from puna.kvcache.cache import UNLIMITED, Attended, Limits, Saved
 from puna.kvcache.cache import NotSupported as NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells, padded
@@ -39,7 +39,8 @@ FORGOTTEN_AT_ONCE = 32
 # Keys are turned this many cells at a time, which bounds the working memory.
 SHIFT_CELLS = 4096
 
-# How the model turns cached keys by a change of position: (layer, keys [head_dim, n_kv_heads, m], changes I32 [m]).
+# How the model turns cached keys by a change of position: (layer, keys [head_dim, n_kv_heads, m], changes I32 [m], or [4 m]
+# of a model whose positions have axes).
 Shift = Callable[[int, Tensor, Tensor], Tensor]
 
 
@@ -100,6 +101,7 @@ class CausalCache:
         shift: Shift | None = None,
         span: Span = ALL,
         values_in_keys: bool = False,
+        has_axes: bool = False,
     ) -> None:
         self.limits = limits
         self.span = span
@@ -109,6 +111,7 @@ class CausalCache:
         self._stored_dims = self._dims[:1] if values_in_keys else self._dims
         self._dtype = dtype
         self._shift = shift
+        self._has_axes = has_axes
         if dtype in (DType.Q8_0, DType.Q4_0) and any(dim % 32 for dim in self._dims):
             raise BadRequest(f"a {dtype.name} cache needs heads that are a multiple of 32 wide, this model's are {head_dim_k}")
         self._key_rotation, self._value_rotation = self._rotations()
@@ -415,9 +418,9 @@ class CausalCache:
             return position
         return resume_point(position, self._live(sequence), self.forgotten.of(sequence), self.span)
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         if end is not None and begin < end < self.length(sequence):
-            self._remove_middle(sequence, begin, end)
+            self._remove_middle(sequence, begin, end, n_positions or end - begin)
         elif end is None or begin < end:
             begin = min(begin, self.length(sequence))
             if not self.can_resume(sequence, begin):
@@ -441,7 +444,7 @@ class CausalCache:
             if self.cells.firsts[sequence] > (first if first < begin else first + end - begin):
                 raise NotSupported("the tokens before the removed range are no longer cached: they are computed again")
 
-    def _remove_middle(self, sequence: int, begin: int, end: int) -> None:
+    def _remove_middle(self, sequence: int, begin: int, end: int, n_positions: int) -> None:
         self.check_remove(sequence, begin, end)
         # Rows that are somewhere else now may lie where forgotten ones beside them would have to go.
         self.forgotten.cut(sequence, 0)
@@ -451,7 +454,7 @@ class CausalCache:
         moved = self.cells.cells_of(sequence, begin, END)
         first, last = int(moved.min()), int(moved.max()) + 1
         changes = np.zeros(last - first, np.int32)
-        changes[moved - first] = begin - end
+        changes[moved - first] = -n_positions
         for start in range(0, last - first, SHIFT_CELLS):
             part = changes[start : start + SHIFT_CELLS]
             if part.any():
@@ -465,7 +468,8 @@ class CausalCache:
         rotation = Rotation(self._key_rotation.width) if self._key_rotation else None
         if rotation:
             rotation.make_input(ctx)
-        turns = ctx.input(DType.I32, len(changes))
+        turned_by = text_axes(changes) if self._has_axes else changes
+        turns = ctx.input(DType.I32, turned_by.size)
         ctx.forward(turns)  # gets memory, even where no layer turns its keys
         for layer, (pool, *_) in self._pools.items():
             n_heads, dim = self._n_kv_heads[layer], self._dims[0]
@@ -476,7 +480,7 @@ class CausalCache:
             ctx.forward((rotation(moved) if rotation else moved).copy_to(keys))
         if rotation:
             rotation.set_input(ctx)
-        ctx.set(turns, changes)
+        ctx.set(turns, turned_by)
         ctx.compute()
         ctx.close()
 

@@ -8,7 +8,7 @@ the sequence can then not go back to between the two.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,19 @@ from puna.ml.tensor import DType, Tensor
 NONE = -1  # the position of what was never stored
 
 
+class SightCache(Protocol):
+    """A cache for models some of whose layers look at images, beside what it is for the others."""
+
+    def visible(self) -> Tensor | None:
+        """F32 [1, n_tokens]: 1 for rows that see something, 0 for the others; None where none of the step does."""
+
+
 class EncoderCache:
     """Shapes per layer: K [head_dim * n_kv_heads, max_sequences * home], V likewise; a home has room for n_encoded rows.
 
     Put stores the rows that come with the batch, if any, in the order of ``Batch.encoded``. A row that sees nothing gets a
-    meaningless but finite result, so the model multiplies what attention gives by ``visible``.
+    meaningless but finite result, so the model multiplies what attention gives by ``visible``. In a step in which no row
+    sees anything there is no attention at all.
     """
 
     def __init__(
@@ -93,9 +101,7 @@ class EncoderCache:
             found.append(Attended(view.row, view.n_rows, view.n_sequences, key, value, mask))
         return found
 
-    def visible(self) -> Tensor:
-        """F32 [1, n_tokens]: 1 for rows that see something, 0 for the others."""
-        assert self._visible_input is not None, "make_inputs comes before the model's forward"
+    def visible(self) -> Tensor | None:
         return self._visible_input
 
     # For the runner.
@@ -126,8 +132,10 @@ class EncoderCache:
         groups = runs(batch.sequences)
         for sequence, _, end in groups:
             self._lengths[sequence] = batch.positions[end - 1] + 1
-        homes = ((s * self._home, self._n_stored(s), b, e) for s, b, e in groups)
-        self._views = tuple(plan([Range(b, e, home, home + max(n, 1)) for home, n, b, e in homes], self._n_cells))
+        self._views = ()
+        if self._sees(batch).any():
+            homes = ((s * self._home, self._n_stored(s), b, e) for s, b, e in groups)
+            self._views = tuple(plan([Range(b, e, home, home + max(n, 1)) for home, n, b, e in homes], self._n_cells))
         return self._views, len(self._rows)
 
     @property
@@ -156,16 +164,15 @@ class EncoderCache:
 
     def make_inputs(self, ctx: Context) -> None:
         self._row_input = ctx.input(DType.I64, self.n_new) if self.n_new else None
-        self._visible_input = ctx.input(DType.F32, 1, self._n_tokens)
+        self._visible_input = ctx.input(DType.F32, 1, self._n_tokens) if self._views else None
         self._mask_inputs = [ctx.input(DType.F16, v.n_cells, v.n_rows, 1, v.n_sequences) for v in self._views]
 
     def set_inputs(self, ctx: Context) -> None:
         assert self._batch is not None, "a reserved graph is never computed"
-        assert self._visible_input is not None
-        sees = self._sees(self._batch)
         if self._row_input is not None:
             ctx.set(self._row_input, self._rows)
-        ctx.set(self._visible_input, sees.astype(np.float32)[:, None])
+        if self._visible_input is not None:
+            ctx.set(self._visible_input, self._sees(self._batch).astype(np.float32)[:, None])
         for view, mask in zip(self._views, self._mask_inputs, strict=True):
             ctx.set(mask, self._mask(view, self._batch))
 
@@ -225,7 +232,7 @@ class EncoderCache:
                 break
         return position
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         if end is not None and begin < end < self.length(sequence):
             self._move(sequence, begin, end)
         elif end is None or begin < end:

@@ -13,6 +13,7 @@ from typing import Any
 from puna.kvcache.batch import Batch
 from puna.kvcache.cache import UNLIMITED, Attended, CachePart, RememberingCache, Saved, SavingCache, StepEndCache
 from puna.kvcache.cells import CacheFull
+from puna.kvcache.encoder import EncoderCache
 from puna.kvcache.recurrent import RecurrentCache, StateCache, StateGroup
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
@@ -40,6 +41,7 @@ class LayeredCache:
 
     def __init__(self, parts: Sequence[CachePart], choice: Sequence[int], max_sequences: int) -> None:
         self._recurrent = next((part for part in parts if isinstance(part, StateCache)), None)
+        self._encoder = next((part for part in parts if isinstance(part, EncoderCache)), None)
         unused = [p for i, p in enumerate(parts) if i not in choice and p is not self._recurrent]
         assert not unused, "the inputs of a part without layers would be in no graph"
         self.parts = list(parts)
@@ -65,6 +67,10 @@ class LayeredCache:
     def states(self, ctx: Context) -> list[StateGroup]:
         assert self._recurrent is not None, "no layer of this model is recurrent"
         return self._recurrent.states(ctx)
+
+    def visible(self) -> Tensor | None:
+        assert self._encoder is not None, "no layer of this model looks at images"
+        return self._encoder.visible()
 
     # For the runner.
 
@@ -136,11 +142,11 @@ class LayeredCache:
             position = min(part.prepare_restore(sequence, position) for part in self.parts)
         return position
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         if end is not None and end < self.length(sequence):
             self.check_remove(sequence, begin, end)
             for part in self.parts:
-                part.remove(sequence, begin, end)
+                part.remove(sequence, begin, end, n_positions=n_positions)
             return
         # A part that cannot resume at begin would forget all; then the others need not hold what is left either.
         begin = min(begin, self.length(sequence))

@@ -200,7 +200,7 @@ class RecurrentCache:
     def prepare_restore(self, sequence: int, position: int) -> int:
         return self.checkpoints.restore_point(sequence, position)
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         if end is not None and end < self.length(sequence):
             self.check_remove(sequence, begin, end)
         elif end is None or begin < end:

@@ -95,7 +95,7 @@ class Uncached:
     def prepare_restore(self, sequence: int, position: int) -> int:
         return 0
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         """Nothing is held."""
 
     def check_remove(self, sequence: int, begin: int, end: int) -> None:

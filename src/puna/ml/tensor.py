@@ -27,6 +27,22 @@ class DType(IntEnum):
     I64 = 27
 
 
+class SectionOrder(Enum):
+    """Which pairs of a head belong to which axis of M-RoPE."""
+
+    IN_TURN = "in turn"  # the first so many to the first axis, the next to the second … (Wang et al. 2024)
+    INTERLEAVED = "interleaved"  # one after another to time, height and width (Qwen Team 2025)
+    APART = "apart"  # in turn, and the frequencies of each axis begin anew: of encoders, which turn whole heads
+
+
+@dataclass(frozen=True)
+class Sections:
+    """How many pairs of a head turn by a token's position along each of the four axes of M-RoPE."""
+
+    n_pairs: tuple[int, int, int, int]
+    order: SectionOrder = SectionOrder.IN_TURN
+
+
 @dataclass(frozen=True)
 class RopeOptions:
     """Rotary position embedding, parameters as ggml's rope takes them (YaRN: Peng et al. 2023)."""
@@ -40,6 +56,7 @@ class RopeOptions:
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    sections: Sections | None = None  # positions are four a token; pairs are NeoX's
 
     @property
     def rotation(self) -> RopeOptions:
@@ -164,7 +181,9 @@ class Tensor(Protocol):
         """To this shape of four lengths, each a multiple of self's."""
 
     def rope(self, positions: Self, options: RopeOptions, factors: Self | None = None) -> Self:
-        """Self [head_dim, n_heads, n], positions I32 [n]; factors F32 [n_dims/2] divide the frequencies."""
+        """Self [head_dim, n_heads, n], positions I32 [n], or with sections [4 n], axis after axis; factors F32 [n_dims/2]
+        divide the frequencies.
+        """
 
     def ssm_conv(self, kernel: Self) -> Self:
         """Each channel's convolution over time: self [width - 1 + n, channels, s], kernel [width, channels] give

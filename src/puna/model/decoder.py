@@ -226,7 +226,7 @@ class Decoder(Generic[OptionsT]):
         return self.options.span(layer)
 
     def shift(self, layer: int, keys: Tensor, changes: Tensor) -> Tensor:
-        """Cached keys [head_dim, n_kv_heads, m] turned by changes of their positions, I32 [m]."""
+        """Cached keys [head_dim, n_kv_heads, m] turned by changes of their positions, I32 [m], or [4 m] with axes."""
         rope = self.options.rope_of(layer)
         return keys.rope(changes, rope.rotation, self.factors) if rope else keys
 
@@ -249,6 +249,7 @@ class Decoder(Generic[OptionsT]):
                 shift=self.shift,
                 span=span,
                 values_in_keys=o.values_in_keys,
+                has_axes=self.has_axes,
             )
 
         parts = [part(kind) for kind in range(len(kinds))]

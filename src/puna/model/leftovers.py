@@ -27,7 +27,7 @@ _DENSE = ("ffn_gate.scale", "ffn_up.scale", "ffn_down.scale")
 _ROUTED = ("ffn_gate_exps.scale", "ffn_up_exps.scale", "ffn_down_exps.scale")
 _SHARED = ("ffn_gate_shexp.scale", "ffn_up_shexp.scale", "ffn_down_shexp.scale")
 
-# Tensors of layers that llama.cpp loads and does not compute with, by architecture.
+# Tensors that llama.cpp loads and does not compute with, by architecture.
 LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "bert": _DENSE,
     "command-r": _DENSE,
@@ -53,8 +53,12 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "olmo3": _DENSE,
     "phi3": _DENSE,
     "qwen2": _DENSE,
+    "qwen25vl": (*_DENSE, "output.bias"),
     "qwen2moe": (*_ROUTED, *_SHARED),
+    "qwen2vl": (*_DENSE, "output.bias"),
     "qwen3next": ("attn_qkv.scale", "attn_gate.scale", "ssm_in.scale", "ssm_out.scale"),
+    "qwen3vl": _DENSE,
+    "qwen3vlmoe": _ROUTED,
     "starcoder2": _DENSE,
 }
 

@@ -18,7 +18,8 @@ class Inputs:
 
     Shapes: tokens I32 [n], positions I32 [n] or, for models with axes, [4 n], axis after axis; outputs I32 [m] or None when all
     rows are wanted. Embeddings F32 [n_embd, k] are
-    given in place of what the tokens of *rows* I32 [k] would be looked up as; None: there are none.
+    given in place of what the tokens of *rows* I32 [k] would be looked up as; None: there are none. States F32 [n_embd, k] are
+    those of images that come with this step for cross attention to look at.
     """
 
     tokens: Tensor
@@ -26,6 +27,7 @@ class Inputs:
     outputs: Tensor | None
     embeddings: Tensor | None = None
     rows: Tensor | None = None
+    states: Tensor | None = None
 
     def placed(self, x: Tensor) -> Tensor:
         """What the tokens were looked up as, [n_embd, n], with the rows that are given as embeddings."""

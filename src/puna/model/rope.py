@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
-from puna.ml.tensor import RopeOptions
+from puna.ml.tensor import RopeOptions, SectionOrder, Sections
+
+# llama.cpp's name and those of the ancestor's files.
+SECTION_KEYS = ("rope.dimension_sections", "rope.mrope_section", "mrope_sections")
 
 
 def rope_options(file: GGUFFile, *, n_dims: int, neox: bool = False) -> RopeOptions:
@@ -38,3 +42,16 @@ def rope_options(file: GGUFFile, *, n_dims: int, neox: bool = False) -> RopeOpti
         beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0),
     )
+
+
+def rope_sections(file: GGUFFile, order: SectionOrder, default: Sequence[int]) -> Sections:
+    """How many pairs turn by each axis, of three or four; *default* where the file does not say.
+
+    Errors: FileFormatError for what the tensor library would end the process for.
+    """
+    key = next((key for key in SECTION_KEYS if file.metadata.has(key)), "")
+    stated = file.metadata.integers(key) if key else default
+    time, height, width, other = (*stated, 0, 0, 0, 0)[:4]
+    if not (3 <= len(stated) <= 4 and all(0 <= n < 1 << 20 for n in stated) and time + height + width):
+        raise FileFormatError(f"{file.path}: {file.metadata.full_key(key)} {list(stated)[:8]} are no sections of a rotation")
+    return Sections((time, height, width, other), order)

@@ -76,6 +76,26 @@ MODEL_DEFAULTS: Mapping[str, Any] = {
 }
 
 
+MARKER = b"<__media__>"
+MTMD_DEFAULTS: Mapping[str, Any] = {
+    "use_gpu": True,
+    "device": None,
+    "print_timings": True,
+    "n_threads": 4,
+    "image_marker": None,
+    "media_marker": MARKER,
+    "flash_attn_type": -1,
+    "warmup": True,
+    "image_min_tokens": -1,
+    "image_max_tokens": -1,
+    "cb_eval": None,
+    "cb_eval_user_data": None,
+    "batch_max_tokens": 1024,
+    "progress_callback": None,
+    "progress_callback_user_data": None,
+}
+
+
 def _differences(name: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     for field, value in expected.items():
         if found[field] != value:
@@ -160,3 +180,17 @@ def llama_misfits(functions: Any) -> Iterator[str]:
         functions.llama_batch_free(batch)
         expected = {"n_tokens": 0, "token": not embedding, "embd": bool(embedding)}
         yield from _differences("llama_batch", found, expected | dict.fromkeys(("pos", "n_seq_id", "seq_id", "logits"), True))
+
+
+def mtmd_misfits(functions: Any) -> Iterator[str]:
+    """What of libmtmd's parameters and pictures is not as declared. How a text is handed over cannot be asked without a model."""
+    yield from _differences("mtmd_context_params", _fields(functions.mtmd_context_params_default()), MTMD_DEFAULTS)
+    pixels = ctypes.create_string_buffer(3 * 2 * 5)
+    bitmap = functions.mtmd_bitmap_init(2, 5, ctypes.addressof(pixels))
+    found = {
+        "nx": functions.mtmd_bitmap_get_nx(bitmap),
+        "ny": functions.mtmd_bitmap_get_ny(bitmap),
+        "n_bytes": functions.mtmd_bitmap_get_n_bytes(bitmap),
+    }
+    functions.mtmd_bitmap_free(bitmap)
+    yield from _differences("mtmd_bitmap", found, {"nx": 2, "ny": 5, "n_bytes": 30})

@@ -15,7 +15,7 @@ TYPE_COUNT = 43
 STATUS_SUCCESS, STATUS_ABORTED = 0, 1
 BUFFER_USAGE_WEIGHTS = 1
 DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, DEVICE_TYPE_ACCEL = 0, 1, 2, 3
-ROPE_TYPE_NORMAL, ROPE_TYPE_NEOX = 0, 2
+ROPE_TYPE_NORMAL, ROPE_TYPE_NEOX, ROPE_TYPE_MROPE, ROPE_TYPE_VISION, ROPE_TYPE_IMROPE = 0, 2, 8, 24, 40
 PREC_F32 = 10
 N_TASKS_MAX = -1  # as many tasks as there are threads
 MAX_NAME = 64
@@ -179,6 +179,7 @@ SHORT = {
     "ggml_soft_max_ext": "p pppff",
     "ggml_soft_max_add_sinks": "v pp",
     "ggml_rope_ext": "p ppppiiiffffff",
+    "ggml_rope_multi": "p ppppipiiffffff",
     "ggml_flash_attn_ext": "p pppppfff",
     "ggml_flash_attn_ext_add_sinks": "v pp",
     "ggml_ssm_conv": "p ppp",

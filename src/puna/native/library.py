@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from puna.errors import NativeLibraryError
@@ -45,18 +46,25 @@ class Opened:
             os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # read once, when the library is opened
         self.provider = provider
         self.paths = provider.paths
-        mode = getattr(os, "RTLD_GLOBAL", 0) | getattr(os, "RTLD_NOW", 0)
-        try:
-            self._long = {name: ctypes.CDLL(str(path), mode=mode) for name, path in self.paths.items()}
-            self._short = {name: ctypes.PyDLL(str(path), mode=mode) for name, path in self.paths.items()}
-        except OSError as error:
-            missing = _NO_OPENMP if str(error).startswith("libgomp") else f"; {provider.remedy}"
-            raise NativeLibraryError(f"the tensor library ({provider.package}) cannot be opened: {error}{missing}") from error
+        self._long: dict[str, ctypes.CDLL] = {}
+        self._short: dict[str, ctypes.CDLL] = {}
+        for name, path in self.paths.items():
+            self._open(name, path)
         self.version = self._asked_version()
         if self.version not in TESTED_GGML:
             raise NativeLibraryError(
                 f"ggml {self.version} in {provider.folder} is not a tested version ({', '.join(TESTED_GGML)}); {provider.remedy}"
             )
+
+    def _open(self, name: str, path: Path) -> None:
+        mode = getattr(os, "RTLD_GLOBAL", 0) | getattr(os, "RTLD_NOW", 0)
+        try:
+            self._long[name] = ctypes.CDLL(str(path), mode=mode)
+            self._short[name] = ctypes.PyDLL(str(path), mode=mode)
+        except OSError as error:
+            missing = _NO_OPENMP if str(error).startswith("libgomp") else f"; {self.provider.remedy}"
+            package = self.provider.package
+            raise NativeLibraryError(f"the tensor library ({package}) cannot be opened: {error}{missing}") from error
 
     def _asked_version(self) -> str:
         try:
@@ -69,7 +77,12 @@ class Opened:
     def bind(
         self, library: str, short: Mapping[str, str], long: Mapping[str, str], structs: Mapping[str, type[ctypes.Structure]]
     ) -> Functions:
-        """Errors: NativeLibraryError that names every function which the library does not have."""
+        """A *library* that is none of the provider's own is opened beside those.
+
+        Errors: NativeLibraryError that names every function which the library does not have, or where it is missing.
+        """
+        if library not in self._long:
+            self._open(library, self.provider.path(library))
         functions = Functions()
         missing: list[str] = []
         for table, opened in ((short, self._short), (long, self._long)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,9 +54,13 @@ _callback = _CALLBACK(_lines.add)
 
 def route_to_logging() -> None:
     """What the library calls an error is a warning here: the caller who got the failure reports the error itself."""
-    pointer = ctypes.cast(_callback, ctypes.c_void_p)
-    ggml().ggml_log_set(pointer, None)
-    llama().llama_log_set(pointer, None)
+    hear(ggml().ggml_log_set)
+    hear(llama().llama_log_set)
+
+
+def hear(log_set: Callable[[ctypes.c_void_p, None], None]) -> None:
+    """Also what another library says, through its function that takes whom to tell."""
+    log_set(ctypes.cast(_callback, ctypes.c_void_p), None)
 
 
 @contextmanager

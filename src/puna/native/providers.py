@@ -56,6 +56,11 @@ class Provider:
     def is_one_file(self) -> bool:
         return len(set(self.paths.values())) == 1
 
+    def path(self, library: str) -> Path:
+        """Of a library that is in NAMES, or lies beside those and is opened only where it is wanted; it may be missing."""
+        found = self.paths.get(library)
+        return found or (self.paths["llama"] if self.is_one_file else self.folder / _file_name(library))
+
 
 def chosen(wanted: str | None = None) -> Provider:
     """The library to use: as *wanted* says, or else the setting PUNA_LIBRARY.

@@ -99,6 +99,11 @@ def pointers(values: Sequence[int]) -> Any:
     return (ctypes.c_void_p * len(values))(*values)
 
 
+def ints(values: Sequence[int]) -> Any:
+    """A C array of int; as pointers."""
+    return (ctypes.c_int32 * len(values))(*values)
+
+
 def sizes(count: int) -> Any:
     """A zeroed C array of size_t."""
     return (ctypes.c_size_t * count)()

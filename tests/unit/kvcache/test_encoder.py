@@ -44,6 +44,10 @@ def step(
     visible: Any = cache.visible()
     result: list[list[float]] = []
     parts: list[Any] = cache.get(ctx)
+    if visible is None:
+        assert not parts
+        cache.check_integrity()
+        return [[] for _ in positions]
     for part in parts:
         for s in range(part.n_sequences):
             for r in range(part.n_rows):
@@ -85,6 +89,15 @@ def test_a_later_image_takes_the_place_and_cannot_be_gone_back_behind() -> None:
     assert [resume_point(cache, 0, p) for p in (1, 2, 3, 12, 15, 16, 20)] == [1, 2, 2, 2, 2, 16, 20]
     cache.remove(0, 2)
     assert step(cache, [(0, 2)], [(0, 3, [4.0])]) == [[], [4.0]]
+
+
+def test_where_no_row_sees_anything_nothing_is_asked() -> None:
+    cache = make()
+    step(cache, [(0, 5), (1, 3)])
+    assert cache.visible() is None
+    assert cache._views == ()
+    step(cache, [(0, 1), (1, 1)], [(1, 3, [1.0])])
+    assert cache.visible() is not None
 
 
 def test_removing_its_token_forgets_the_image() -> None:

@@ -59,7 +59,7 @@ class SavingTokenCache:
     def prepare_restore(self, sequence: int, position: int) -> int:
         return SavedTokens(self.rows[sequence], self.resumes_every).resume_point(position)
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         del self.rows[sequence][begin:end]
         self.n_shared[sequence] = min(self.n_shared[sequence], begin)
 

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from puna.ml.tensor import DType, Gate, RopeOptions
+from puna.ml.tensor import DType, Gate, RopeOptions, SectionOrder
 from puna.native import structs
-from puna.native.ggml import PREC_F32, ROPE_TYPE_NEOX, ROPE_TYPE_NORMAL, ggml
+from puna.native.ggml import (
+    PREC_F32,
+    ROPE_TYPE_IMROPE,
+    ROPE_TYPE_MROPE,
+    ROPE_TYPE_NEOX,
+    ROPE_TYPE_NORMAL,
+    ROPE_TYPE_VISION,
+    ggml,
+)
+
+_SECTION_TYPES = {
+    SectionOrder.IN_TURN: ROPE_TYPE_MROPE,
+    SectionOrder.INTERLEAVED: ROPE_TYPE_IMROPE,
+    SectionOrder.APART: ROPE_TYPE_VISION,
+}
 
 
 class GGMLTensor:
@@ -178,25 +192,17 @@ class GGMLTensor:
         return GGMLTensor(ggml().ggml_pad(self.graph, self.address, a, b, c, d), self.graph)
 
     def rope(self, positions: GGMLTensor, options: RopeOptions, factors: GGMLTensor | None = None) -> GGMLTensor:
-        o = options
-        return GGMLTensor(
-            ggml().ggml_rope_ext(
-                self.graph,
-                self.address,
-                positions.address,
-                factors.address if factors else None,
-                o.n_dims,
-                ROPE_TYPE_NEOX if o.neox else ROPE_TYPE_NORMAL,
-                o.original_ctx,
-                o.base,
-                o.scale,
-                o.ext_factor,
-                o.attn_factor,
-                o.beta_fast,
-                o.beta_slow,
-            ),
-            self.graph,
-        )
+        o, g = options, ggml()
+        operands = self.graph, self.address, positions.address, factors.address if factors else None
+        stretch = o.original_ctx, o.base, o.scale, o.ext_factor, o.attn_factor, o.beta_fast, o.beta_slow
+        if o.sections is None:
+            node = g.ggml_rope_ext(*operands, o.n_dims, ROPE_TYPE_NEOX if o.neox else ROPE_TYPE_NORMAL, *stretch)
+        else:
+            # Where the axes are apart the library counts the pairs as dimensions.
+            n_dims = o.n_dims // 2 if o.sections.order is SectionOrder.APART else o.n_dims
+            n_pairs = structs.ints(o.sections.n_pairs)
+            node = g.ggml_rope_multi(*operands, n_dims, n_pairs, _SECTION_TYPES[o.sections.order], *stretch)
+        return GGMLTensor(node, self.graph)
 
     def flash_attention(
         self,

@@ -20,7 +20,7 @@ class RecordingCache:
     def can_resume(self, sequence: int, position: int) -> bool:
         return position <= self.lengths[sequence]
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         assert end is None
         self.lengths[sequence] = min(self.lengths[sequence], begin)
 

@@ -33,7 +33,7 @@ class TokenCache:
     def can_resume(self, sequence: int, position: int) -> bool:
         return position <= len(self.rows[sequence])
 
-    def remove(self, sequence: int, begin: int, end: int | None = None) -> None:
+    def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         del self.rows[sequence][begin:end]
 
     def length(self, sequence: int) -> int:
