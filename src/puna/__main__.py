@@ -1,7 +1,7 @@
 """Entry point of ``puna`` and ``python -m puna``.
 
-Runners, the search for devices and the processes that render templates are dispatched here, before the command line is
-imported: they need none of it and start faster without.
+Runners, the search for devices and the processes that render templates or read images are dispatched here, before the command
+line is imported: they need none of it and start faster without.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ def main() -> None:
         from puna.prompt.worker import main as render_main
 
         render_main()
+    elif len(sys.argv) > 1 and sys.argv[1] == "decode":
+        from puna.vision.images.worker import main as decode_main
+
+        decode_main()
     else:
         from puna.cli.main import main as cli_main
 
