@@ -1,7 +1,7 @@
 """Entry point of ``puna`` and ``python -m puna``.
 
-Runners, the search for devices, the processes that render templates and the server of one command are dispatched here, before
-the command line is imported: they need none of it and start faster without.
+Runners, the search for devices, the processes that render templates or read images, and the server of one command are dispatched
+here, before the command line is imported: they need none of it and start faster without.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ def main() -> None:
         from puna.server.process.private import main as server_main
 
         server_main(sys.argv[2:])
+    elif len(sys.argv) > 1 and sys.argv[1] == "decode":
+        from puna.vision.images.worker import main as decode_main
+
+        decode_main()
     else:
         from puna.cli.main import main as cli_main
 

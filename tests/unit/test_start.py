@@ -35,6 +35,7 @@ BUDGETS = {
         ("jinja2", "pydantic", "starlette", "uvicorn", "puna.server", "puna.store", "puna.native.build"),
     ),
     "puna render": ("import puna.prompt.worker", 215, ("numpy", "pydantic", "puna.server", "puna.native")),
+    "puna decode": ("import puna.vision.images.worker", 175, ("numpy", "pydantic", "puna.server", "puna.native", "puna.gguf")),
     "puna discover": ("import puna.runner.process.discover", 175, ("numpy", "pydantic", "puna.server")),
 }
 
