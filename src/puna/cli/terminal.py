@@ -20,6 +20,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
 
 
+def on_terminal() -> bool:
+    """Whether a person types what is read, and sees what is written."""
+    return is_terminal(sys.stdin) and is_terminal(sys.stdout)
+
+
 def can_draw(stream: TextIO | None) -> bool:
     """Whether a terminal understands escape sequences; TERM says of some that they do not."""
     return is_terminal(stream) and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
