@@ -30,7 +30,7 @@ DESCRIPTION = (
     "Puna runs large language models on this machine. It serves Ollama's REST API, OpenAI's and Anthropic's on one address, "
     "and computes with an engine of its own.",
     f"Without a running server, the commands {', '.join(sorted(MAY_NEED_A_SERVER - {'ls'}))} start one for themselves and take "
-    "it down when they end.",
+    "it down when they end. On a terminal, a bare puna is a menu of models to talk with.",
 )
 
 

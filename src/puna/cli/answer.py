@@ -1,6 +1,6 @@
 """Write an answer while it streams: thinking between two markers, then the text; and the timings after it.
 
-On a terminal the text is wrapped and thinking is grey; into a pipe goes plain text and nothing else.
+On a terminal the text is wrapped and thinking is grey, where it can be; into a pipe goes plain text and nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from puna.cli.format import go_duration
 from puna.cli.progress import Spinner
-from puna.cli.terminal import columns, is_terminal, printable
+from puna.cli.terminal import can_draw, columns, is_terminal, printable, wants_colour
 from puna.cli.word_wrap import WordWrap
 
 _GREY, _RESET = "\x1b[90m", "\x1b[0m"
@@ -23,7 +23,8 @@ class AnswerWriter:
     def __init__(self, out: TextIO, *, word_wrap: bool = True, hide_thinking: bool = False) -> None:
         self._out = out
         self._terminal = is_terminal(out)
-        self._wrap = WordWrap(columns()) if self._terminal and word_wrap else None
+        self._wrap = WordWrap(columns) if can_draw(out) and word_wrap else None
+        self._has_grey = can_draw(out) and wants_colour()
         self._hide_thinking = hide_thinking
         self._thinking = False
         self._last = ""
@@ -70,7 +71,7 @@ class AnswerWriter:
             text = printable(text)
             if self._wrap:
                 text = self._wrap.feed(text)
-            if grey:
+            if grey and self._has_grey:
                 text = f"{_GREY}{text}{_RESET}"
         self._out.write(text)
         self._out.flush()

@@ -28,11 +28,11 @@ from puna.cli.run import run
 from puna.cli.serve import serve
 from puna.cli.show import show
 from puna.cli.stop import stop
+from puna.cli.terminal import on_terminal
 from puna.errors import ServerUnreachable
 
 app = typer.Typer(
     name="puna",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
@@ -56,13 +56,22 @@ def _print_version(wanted: bool) -> None:
     raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _puna(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", "-v", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Run large language models on this machine."""
+    if context.invoked_subcommand is not None:
+        return
+    if not on_terminal():
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
+    from puna.cli.menu import menu
+
+    menu(lambda: print(context.get_help()))
 
 
 def doctor(json: JsonFlag = False) -> None:

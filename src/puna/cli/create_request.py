@@ -13,6 +13,7 @@ from typing import Any
 from puna.api.client import Client
 from puna.cli.progress import Display
 from puna.errors import BadRequest, NotFound
+from puna.store.disk.blobs import short
 from puna.store.disk.files import read_limited
 from puna.store.models import modelfile as modelfiles
 from puna.store.models.modelfile import Modelfile
@@ -128,7 +129,7 @@ def _upload(client: Client, path: Path, shown: Display) -> str:
     total = path.stat().st_size
     digest = _digest(path, total, shown)
     if not client.has_blob(digest):
-        status = f"copying file {digest}"
+        status = f"copying file {short(digest)}"
         shown.update(status, 0, total)
         client.upload_blob(digest, path, lambda n_sent: shown.update(status, n_sent, total))
     return digest

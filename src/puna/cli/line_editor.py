@@ -6,14 +6,19 @@ The history file is Ollama's: one entry per line, oldest first, the last 100.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+from puna.cli.terminal import can_draw
 
 _HISTORY_ENTRIES = 100
 _TAB = " " * 8
@@ -49,6 +54,16 @@ class LineHistory(History):
             return []
 
 
+class _Plain(Vt100_Output):
+    """A terminal that understands no escape sequences, not even those that most dumb ones ignore."""
+
+    def show_cursor(self) -> None:
+        pass
+
+    def reset_cursor_key_mode(self) -> None:
+        pass
+
+
 class LineEditor:
     """Reads lines from the terminal.
 
@@ -59,12 +74,19 @@ class LineEditor:
         self._history = LineHistory(history_path, enabled=keep_history)
         if editor := os.environ.get("OLLAMA_EDITOR"):
             os.environ["VISUAL"] = editor  # where prompt_toolkit looks first
-        self._session: PromptSession[str] = PromptSession(
-            history=self._history,
-            key_bindings=_key_bindings(),
-            enable_suspend=True,
-            tempfile_suffix=".md",
-        )
+        plain = None if can_draw(sys.stdout) else _Plain.from_pty(sys.stdout, term="dumb")
+        with create_app_session(output=plain):
+            self._session: PromptSession[str] = PromptSession(
+                history=self._history,
+                key_bindings=_key_bindings(),
+                enable_suspend=True,
+                tempfile_suffix=".md",
+            )
+
+    @property
+    def interrupted_text(self) -> str:
+        """What stood in the line when Ctrl-C dropped it."""
+        return self._session.default_buffer.text
 
     def set_history(self, enabled: bool) -> None:
         self._history.enabled = enabled

@@ -40,13 +40,13 @@ def models_table(models: Iterable[Mapping[str, Any]], now: datetime) -> str:
                 str(model.get("name", "")),
                 str(model.get("digest", ""))[:_ID_CHARS],
                 "-" if is_remote else human_bytes(int(model.get("size") or 0)),
-                _modified(str(model.get("modified_at", "")), now),
+                modified(str(model.get("modified_at", "")), now),
             )
         )
     return table(rows)
 
 
-def _modified(text: str, now: datetime) -> str:
+def modified(text: str, now: datetime) -> str:
     try:
         return human_time(parse_time(text), now)
     except ValueError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from puna.cli import connect
-from puna.cli.terminal import accept_all_text
+from puna.cli.terminal import accept_all_text, on_terminal
 from puna.errors import PunaError
 
 MAY_NEED_A_SERVER = frozenset({"run", "pull", "push", "signin", "signout", "list", "ls", "show", "create", "rm", "cp"})
@@ -19,8 +19,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     accept_all_text()
     try:
-        if arguments and arguments[0] in MAY_NEED_A_SERVER and not {"-h", "--help"} & set(arguments):
-            connect.start_early(expects_model=arguments[0] == "run")
+        if _will_need_a_server(arguments):
+            connect.start_early(expects_model=arguments[:1] in ([], ["run"]))
         from puna.cli.app import app
 
         app(args=_written_out(arguments), prog_name="puna")
@@ -29,6 +29,13 @@ def main() -> None:
         sys.exit(1)
     finally:
         connect.discard_early()
+
+
+def _will_need_a_server(arguments: list[str]) -> bool:
+    """Without arguments, a person on a terminal is shown what models there are."""
+    if not arguments:
+        return on_terminal()
+    return arguments[0] in MAY_NEED_A_SERVER and not {"-h", "--help"} & set(arguments)
 
 
 def _written_out(arguments: list[str]) -> list[str]:

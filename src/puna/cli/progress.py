@@ -1,4 +1,4 @@
-"""Progress of long requests on standard error: bars on a terminal, a line now and then elsewhere.
+"""Progress of long requests on standard error: bars on a terminal that can draw them, a line now and then elsewhere.
 
 Takes the events that pull and create stream (status, digest, total, completed). What goes to standard output is not its business.
 """
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from puna.cli.format import human_bytes, human_duration
-from puna.cli.terminal import is_terminal, printable
+from puna.cli.terminal import can_draw, printable, text_width
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _SPINNER_DELAY_S = 0.3
 _LINE_STEP_PERCENT = 10
 _PACE_FROM_S = 1.0
+_BAR_COLUMNS = 40
+_MIN_BAR_COLUMNS = 5
 
 
 class Display(Protocol):
@@ -40,7 +42,7 @@ def follow(events: Iterable[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def display() -> Iterator[Display]:
-    if is_terminal(sys.stderr):
+    if can_draw(sys.stderr):
         with _bars() as bars:
             yield bars
     else:
@@ -84,17 +86,20 @@ class _Lines:
 @contextmanager
 def _bars() -> Iterator[Display]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress, ProgressColumn, Task
+    from rich.text import Text
 
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        TextColumn("{task.percentage:>3.0f}%"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
-        console=Console(stderr=True),
-    ) as progress:
+    class Line(ProgressColumn):
+        """All of a step in one line, which leaves out what has no place on a narrow terminal."""
+
+        def render(self, task: Task) -> Text:
+            total = int(task.total or 0)
+            left = task.time_remaining if task.time_remaining is not None else 0.0
+            line = fitted(task.description, int(task.completed), total, task.speed or 0.0, left, console.width)
+            return Text(line, no_wrap=True, overflow="crop")
+
+    console = Console(stderr=True)
+    with Progress(Line(), console=console) as progress:
         tasks: dict[str, TaskID] = {}
         spoken = ""
 
@@ -112,13 +117,51 @@ def _bars() -> Iterator[Display]:
         yield Bars()
 
 
+def fitted(status: str, completed: int, total: int, rate: float, left_s: float, width: int) -> str:
+    """The line of one step that is at *completed* of *total* bytes, not wider than *width* columns."""
+    share = min(completed / total, 1.0) if total else 0.0
+    is_done = completed >= total
+    parts = [f"{int(share * 100):3d}%", f"{human_bytes(completed)}/{human_bytes(total)}"]
+    parts += [f"{human_bytes(round(rate))}/s"] if rate else []
+    parts += [clock(left_s)] if rate and not is_done else []
+    status = shortened(status, max(width // 2, 12))
+    while len(parts) > 1 and text_width(status) + sum(map(len, parts)) + len(parts) > width:
+        parts.pop()
+    n_bar = min(width - text_width(status) - sum(map(len, parts)) - len(parts) - 1, _BAR_COLUMNS)
+    if n_bar >= _MIN_BAR_COLUMNS:
+        n_full = int(share * n_bar)
+        parts.insert(1, "━" * n_full + "╌" * (n_bar - n_full))
+    return " ".join([status, *parts])
+
+
+def shortened(text: str, width: int) -> str:
+    """At most *width* columns of a text, its beginning and its end."""
+    if text_width(text) <= width:
+        return text
+    head, tail = "", ""
+    for front, back in zip(text, reversed(text), strict=True):
+        if text_width(head + front + tail) >= width:
+            break
+        head += front
+        if text_width(head + back + tail) >= width:
+            break
+        tail = back + tail
+    return f"{head}…{tail}"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
 class Spinner:
     """A spinner on a terminal's standard error, shown only when the wait is long enough to be felt."""
 
     def __init__(self, text: str = "") -> None:
         self._text = text
         self._lock = threading.Lock()
-        self._stopped = not is_terminal(sys.stderr)
+        self._stopped = not can_draw(sys.stderr)
         self._status: Any = None
         self._timer = threading.Timer(_SPINNER_DELAY_S, self._show)
         self._timer.daemon = True

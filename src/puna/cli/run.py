@@ -17,7 +17,7 @@ from puna.cli.connect import connected, settings
 from puna.cli.options import Insecure, installed_models, model_reference
 from puna.cli.progress import Spinner, follow
 from puna.cli.session import Session
-from puna.cli.terminal import is_terminal
+from puna.cli.terminal import is_terminal, on_terminal
 from puna.cli.think import parse_think
 from puna.errors import BadRequest, NotFound
 from puna.settings import parse_duration
@@ -31,15 +31,15 @@ T = TypeVar("T")
 class RunOptions:
     """The flags, checked."""
 
-    verbose: bool
-    insecure: bool
-    word_wrap: bool
-    hide_thinking: bool
-    think: bool | str | None
-    format: Any
-    keep_alive: str | int | None
-    truncate: bool | None
-    dimensions: int
+    verbose: bool = False
+    insecure: bool = False
+    word_wrap: bool = True
+    hide_thinking: bool = False
+    think: bool | str | None = None
+    format: Any = None
+    keep_alive: str | int | None = None
+    truncate: bool | None = None
+    dimensions: int = 0
 
     def common(self) -> dict[str, Any]:
         """The fields that every request carries if they were given."""
@@ -78,8 +78,11 @@ def run(
     )
     name = model_reference(model)
     words = [_valid_text(word) for word in prompt or []]
-    if prompt is None and is_terminal(sys.stdin) and is_terminal(sys.stdout):
-        _run_interactive(name, options)
+    if prompt is None and on_terminal():
+        from puna.cli.quiet_input import quiet_input
+
+        with quiet_input(), connected() as client:  # what is typed while a server starts is for the prompt
+            talk(client, name, options)
         return
     with connected() as client:
         text = " ".join([*_piped(), *words])
@@ -171,7 +174,8 @@ def _embed(client: Client, model: str, text: str, options: RunOptions) -> None:
     print(json.dumps((client.embed(request).get("embeddings") or [[]])[0]))
 
 
-def _run_interactive(model: str, options: RunOptions) -> None:
+def talk(client: Client, model: str, options: RunOptions) -> None:
+    """A conversation on the terminal; a model that is not there is pulled first."""
     from puna.cli.quiet_input import quiet_input
     from puna.cli.repl import converse
 
@@ -184,7 +188,7 @@ def _run_interactive(model: str, options: RunOptions) -> None:
         word_wrap=options.word_wrap,
         keep_alive=options.keep_alive,
     )
-    with quiet_input(), connected() as client:
+    with quiet_input():
         shown = _with_model(client, model, options.insecure, lambda: client.show(model))
         capabilities = shown.get("capabilities") or []
         if "embedding" in capabilities and "completion" not in capabilities:

@@ -75,7 +75,7 @@ Available keyboard shortcuts:
   Ctrl + j            Insert a new line
   Ctrl + g            Edit the message in an editor
   Ctrl + l            Clear the screen
-  Ctrl + c            Stop the answer
+  Ctrl + c            Stop the answer; twice: exit
   Ctrl + d            Exit (also /bye)
 """
 

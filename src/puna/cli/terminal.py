@@ -6,6 +6,7 @@ Models, registries and licences are not trusted with escape sequences: text on i
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from typing import TextIO
@@ -17,6 +18,21 @@ _DELETE = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)]) 
 
 def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
+
+
+def on_terminal() -> bool:
+    """Whether a person types what is read, and sees what is written."""
+    return is_terminal(sys.stdin) and is_terminal(sys.stdout)
+
+
+def can_draw(stream: TextIO | None) -> bool:
+    """Whether a terminal understands escape sequences; TERM says of some that they do not."""
+    return is_terminal(stream) and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def wants_colour() -> bool:
+    """Not with NO_COLOR, which says so to all programs."""
+    return not os.environ.get("NO_COLOR")
 
 
 def columns() -> int:

@@ -6,20 +6,26 @@ and moved to the next line. Knows only of widths, not of what is written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from puna.cli.terminal import char_width, text_width
 
 _TAB = "        "
 
 
 class WordWrap:
-    """Turns pieces of text into what to write on a terminal of *width* columns."""
+    """Turns pieces of text into what to write on a terminal that has so many *columns* now."""
 
-    def __init__(self, width: int) -> None:
-        self._width = max(width - 1, 1)  # the last column stays free: terminals differ in what happens after it
+    def __init__(self, columns: Callable[[], int]) -> None:
+        self._columns = columns
+        self._width = 0
         self._column = 0
         self._word = ""  # what of the current word is on the screen
 
     def feed(self, text: str) -> str:
+        self._width = max(self._columns() - 1, 1)  # the last column stays free: terminals differ in what happens after it
+        if self._column > self._width:  # it has become narrower, and nobody knows where the word is now
+            self._word = ""
         return "".join(map(self._place, text.replace("\t", _TAB)))
 
     def _place(self, char: str) -> str:

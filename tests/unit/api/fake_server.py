@@ -71,7 +71,7 @@ PS: Json = {
         }
     ]
 }
-MODELS = ("echo", "thinker", "broken", "endless", "embedder", "wordy", "slow")
+MODELS = ("echo", "thinker", "broken", "endless", "embedder", "wordy", "slow", "pausing")
 
 
 @dataclass
@@ -82,11 +82,12 @@ class FakeServer:
     pulled: set[str] = field(default_factory=set)
     blobs: dict[str, bytes] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    resumed: threading.Event = field(default_factory=threading.Event)  # what "pausing" waits for in the middle of an answer
     address: Address = field(default_factory=Address)
     user: str = ""  # who is signed in
 
     def reset(self) -> None:
-        for memory in (self.requests, self.pulled, self.blobs, self.cancelled):
+        for memory in (self.requests, self.pulled, self.blobs, self.cancelled, self.resumed):
             memory.clear()
 
     def bodies(self, path: str) -> list[Json]:
@@ -165,6 +166,11 @@ class FakeServer:
                 if model == "broken":
                     yield _line({"error": "the model fell over"})
                     return
+                if model == "pausing":
+                    while not self.resumed.is_set():
+                        await asyncio.sleep(0.01)
+                    for event in events:
+                        yield _line({"model": model, "done": False, **event})
                 count = {"endless": 10**9, "slow": 50}.get(model, 0)
                 for _ in range(count):
                     yield _line({"model": model, "done": False, "response": ".", "message": {"content": "."}})
@@ -185,6 +191,8 @@ class FakeServer:
         events: list[Json] = [{"status": "pulling manifest"}]
         if body["model"] == "nowhere":
             events.append({"error": "pull model manifest: file does not exist"})
+        elif body["model"] == "stuck":
+            return StreamingResponse(_endless(_line(events[0])), media_type="application/x-ndjson")
         else:
             self.pulled.add(body["model"])
             layer = {"status": "pulling 0123456789ab", "digest": "sha256:0123", "total": 1000}
@@ -234,6 +242,12 @@ class FakeServer:
             return JSONResponse({"error": "digest mismatch"}, 400)
         self.blobs[digest] = content
         return Response(status_code=201)
+
+
+async def _endless(line: bytes) -> AsyncIterator[bytes]:
+    while True:
+        yield line
+        await asyncio.sleep(0.02)
 
 
 def _line(event: Json) -> bytes:

@@ -44,7 +44,7 @@ def screen(output: str) -> list[str]:
 
 
 def wrapped(pieces: list[str], width: int) -> list[str]:
-    wrap = WordWrap(width)
+    wrap = WordWrap(lambda: width)
     return screen("".join(wrap.feed(piece) for piece in pieces))
 
 
@@ -135,8 +135,20 @@ def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     shown = err.getvalue()
     assert "pulling [manifest]" in shown
-    assert re.search(r"pulling 0123456789ab.*100%.*2\.0/2\.0 MB", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown))
+    assert re.search(r"pulling 0123456789ab.*100% ━+ 2 MB/2 MB", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown))
     assert shown.count("success") == 1
+
+
+@pytest.mark.parametrize("status", ["pulling 0123456789ab", "hashing " + "a-long-name-" * 9 + ".gguf", "写入" * 40])
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+def test_a_bar_fits_its_line(status: str, width: int) -> None:
+    """What is least needed goes first; how far it is stays."""
+    line = progress.fitted(status, 1_500_000_000, 3_000_000_000, 50_000_000.0, 30.0, width)
+    assert text_width(line) <= width
+    assert " 50%" in line
+    if width >= 80:
+        assert all(part in line for part in ("50 MB/s", "00:30", "━╌"))
+    assert progress.fitted("x", 1, 2, 0.0, 0.0, 80).endswith("1 B/2 B")
 
 
 def test_lines_tell_rate_and_time_left_once_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
