@@ -46,9 +46,9 @@ def test_what_follows_an_image_moves_by_the_positions_that_the_image_took(name: 
     with PunaEngine(path, n_ctx=256, n_sequences=2) as puna:
         ids = tokens(72, 21, puna.n_vocab)
         image = np.array([[30, 30 + i // 4, 30 + i % 4, 0] for i in range(12)], np.int32).T
-        axes = np.concatenate([text_axes(np.arange(30)), image, text_axes(np.arange(34, 64))], 1)
+        axes = np.concatenate([text_axes(np.arange(30, dtype=np.int32)), image, text_axes(np.arange(34, 64, dtype=np.int32))], 1)
         puna.decode(ids, range(72), [0] * 72, [71], axes=axes)
         puna.cache.remove(0, 20, 42, n_positions=14)
-        puna.decode(ids[:20] + ids[42:], range(50), [1] * 50, [49], axes=text_axes(np.arange(50)))
-        shifted, anew = puna.decode([7, 7], [50, 50], [0, 1], [0, 1], axes=text_axes(np.array([50, 50])))
+        puna.decode(ids[:20] + ids[42:], range(50), [1] * 50, [49], axes=text_axes(np.arange(50, dtype=np.int32)))
+        shifted, anew = puna.decode([7, 7], [50, 50], [0, 1], [0, 1], axes=text_axes(np.array([50, 50], np.int32)))
         assert ((shifted - anew) ** 2).sum() <= ENERGY * (anew**2).sum()
