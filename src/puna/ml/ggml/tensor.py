@@ -121,6 +121,9 @@ class GGMLTensor:
     def gelu_erf(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_gelu_erf(self.graph, self.address), self.graph)
 
+    def gelu_quick(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_gelu_quick(self.graph, self.address), self.graph)
+
     def relu(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_relu(self.graph, self.address), self.graph)
 
