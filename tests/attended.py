@@ -45,6 +45,7 @@ class Case:
     max_bias: float = 0.0
     has_sinks: bool = False
     values_in_keys: bool = False
+    is_masked: bool = True  # otherwise there is no mask, and every row sees every cell
     seed: int = 0
 
     @property
@@ -92,6 +93,8 @@ class Data:
 
     def _mask(self, r: Rows, rng: Any) -> NDArray[np.float16]:
         """[n_sequences, n_rows, n_cells]; every row sees one cell at least."""
+        if not self.case.is_masked:
+            return np.zeros((r.n_sequences, r.n_rows, r.n_cells), np.float16)
         seen = rng.random((r.n_sequences, 1, r.n_cells)) >= r.hidden
         last = max(0, r.n_cells - r.n_rows) + np.arange(r.n_rows)[:, None]
         seen = np.repeat(seen, r.n_rows, 1) & (np.arange(r.n_cells) <= last)
@@ -149,7 +152,7 @@ def prepared(backend: GGMLBackend, data: Data, n_layers: int = 1) -> Iterator[An
     query = ctx.input(DType.F32, case.head_dim, case.n_heads, case.n)
     sinks = ctx.input(DType.F32, case.n_heads)
     masks = [ctx.input(DType.F16, r.n_cells, r.n_rows, 1, r.n_sequences) for r in case.ranges]
-    for tensor in (query, sinks, *masks):
+    for tensor in (query, sinks, *masks) if case.is_masked else (query, sinks):
         ctx.forward(tensor)
     outputs = []
     for layer in pools:
@@ -160,7 +163,7 @@ def prepared(backend: GGMLBackend, data: Data, n_layers: int = 1) -> Iterator[An
                 cell, head = row_bytes(case.dtype, held * case.n_kv_heads), row_bytes(case.dtype, held)
                 shape = (width, r.n_cells, case.n_kv_heads, r.n_sequences)
                 parts.append(ctx.use(pool).view(shape, (cell, head, r.stride * cell), r.begin * cell))
-            ranges.append(AttentionRange(row, r.n_rows, r.n_sequences, parts[0], parts[1], mask))
+            ranges.append(AttentionRange(row, r.n_rows, r.n_sequences, parts[0], parts[1], mask if case.is_masked else None))
             row += r.n_rows * r.n_sequences
         scoring = Scoring(case.scale, case.softcap, sinks if case.has_sinks else None, case.max_bias)
         outputs.append(ctx.attention(query, ranges, scoring))
@@ -169,7 +172,7 @@ def prepared(backend: GGMLBackend, data: Data, n_layers: int = 1) -> Iterator[An
     def run() -> None:
         ctx.set(query, data.query)
         ctx.set(sinks, data.sinks)
-        for mask, values in zip(masks, data.masks, strict=True):
+        for mask, values in zip(masks, data.masks, strict=True) if case.is_masked else ():
             ctx.set(mask, values)
         assert ctx.compute()
 

@@ -26,6 +26,8 @@ CASES = {
     "sinks": Case((Rows(9, 256),), has_sinks=True),
     "distances": Case((Rows(9, 256),), n_heads=6, max_bias=8.0),
     "one head of keys": Case((Rows(3, 256),), head_dim=96, n_heads=5, n_kv_heads=1),
+    "no mask": Case((Rows(150, 150),), head_dim=72, n_kv_heads=4, is_masked=False),
+    "no mask, several": Case((Rows(9, 256), Rows(1, 37, begin=256)), is_masked=False, softcap=2.0),
     "narrower values": Case((Rows(3, 256),), head_dim=192, head_dim_v=128, n_kv_heads=4),
     "values in keys": Case((Rows(3, 256),), head_dim=576, head_dim_v=512, n_kv_heads=1, values_in_keys=True),
 }

@@ -9,9 +9,15 @@ MAX_LAYERS = 2048
 
 
 def n_stored_layers(metadata: Metadata) -> int:
-    """Errors: FileFormatError naming key and number."""
-    n_layers = metadata.integer("block_count")
+    """Of a projector's own file, its encoder's.
+
+    Errors: FileFormatError naming key and number.
+    """
+    key = "block_count"
+    if metadata.architecture == "clip":
+        key = next((k for k in ("vision.block_count", "audio.block_count") if metadata.has(k)), "vision.block_count")
+    n_layers = metadata.integer(key)
     if not 1 <= n_layers <= MAX_LAYERS:
-        key = metadata.full_key("block_count")
+        key = metadata.full_key(key)
         raise FileFormatError(f"{metadata.path}: {key} {n_layers} is no number of layers; a model has from 1 to {MAX_LAYERS}")
     return n_layers

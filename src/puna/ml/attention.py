@@ -12,7 +12,7 @@ class AttentionRange:
     """What a range of a batch's rows attends to; they are n_sequences groups of n_rows rows each, one after another.
 
     Shapes: key and value [head_dim, m, n_kv_heads, n_sequences], mask F16 [m, n_rows, 1, n_sequences]: 0 where a row sees a
-    cell and -inf where it does not, or what is added to the score.
+    cell and -inf where it does not, or what is added to the score. Without a mask each row sees all cells.
     """
 
     begin: int  # first row
@@ -20,7 +20,7 @@ class AttentionRange:
     n_sequences: int
     key: Tensor
     value: Tensor
-    mask: Tensor
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)

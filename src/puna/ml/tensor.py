@@ -146,6 +146,9 @@ class Tensor(Protocol):
         """In the approximation by tanh."""
 
     def gelu_erf(self) -> Self: ...
+    def gelu_quick(self) -> Self:
+        """Self * sigmoid(1.702 * self)"""
+
     def relu(self) -> Self: ...
     def swiglu(self, up: Self | None = None) -> Self:
         """silu(self) * up; without up, self [2 n, m] holds both halves, the gate first."""

@@ -167,6 +167,7 @@ SHORT = {
     "ggml_silu": "p pp",
     "ggml_gelu": "p pp",
     "ggml_gelu_erf": "p pp",
+    "ggml_gelu_quick": "p pp",
     "ggml_relu": "p pp",
     "ggml_sigmoid": "p pp",
     "ggml_tanh": "p pp",

@@ -28,13 +28,14 @@ _MATRICES = (Use.MATRIX, Use.EXPERTS, Use.ROWS)
 
 
 def gguf(name: str, *, alt: str = "", dims: str = "", use: Use | None = None, optional: bool = False, skip: int = 0) -> Any:
-    """A field stored in the file under the prefix *name*, or *alt* when there is no such tensor.
+    """A field stored in the file under the prefix *name*, or where there is no such tensor the first there is of *alt*, which
+    are names with spaces between.
 
     A field with *use* is a tensor; without it a group of tensors, or a list of groups numbered from 0. A tensor in a
     group has the group's axes but the first *skip*. A field that is not declared with this function is a group under
     the same prefix; where its type is a union, the file decides: ``mlp: SwiGLU | Experts``, ``mlp: SwiGLU | None``.
     """
-    meta = {"gguf": name, "alt": alt, "dims": dims.split(), "use": use, "optional": optional, "skip": skip}
+    meta = {"gguf": name, "alt": alt.split(), "dims": dims.split(), "use": use, "optional": optional, "skip": skip}
     return field(metadata=meta)
 
 
@@ -133,7 +134,7 @@ class _Binder:
             if there is None and type(None) in get_args(hint):
                 return None
             return self.group(there or kind, prefix, [], lengths)
-        candidates = [f"{prefix}{n}." for n in (meta["gguf"], meta["alt"]) if n]
+        candidates = [f"{prefix}{n}." for n in (meta["gguf"], *meta["alt"])]
         chosen = next((c for c in candidates if c in self.groups), None)
         if chosen is None and meta["optional"]:
             return None
@@ -149,11 +150,11 @@ class _Binder:
     def _has_any(self, cls: type[Any], prefix: str) -> bool:
         """Whether the file has one of the tensors that such a group needs."""
         needed = [item.metadata for item in fields(cls) if "gguf" in item.metadata and not item.metadata["optional"]]
-        names = [prefix + n for meta in needed for n in (meta["gguf"], meta["alt"]) if n]
+        names = [prefix + n for meta in needed for n in (meta["gguf"], *meta["alt"])]
         return any(n in self.file.tensors or n + "." in self.groups for n in names)
 
     def _tensor(self, meta: Mapping[str, Any], prefix: str, axes: list[str], lengths: dict[str, int]) -> Any:
-        candidates = [prefix + n for n in (meta["gguf"], meta["alt"]) if n]
+        candidates = [prefix + n for n in (meta["gguf"], *meta["alt"])]
         chosen = next((c for c in candidates if c in self.file.tensors), None)
         if chosen is not None:
             own = meta["dims"] or axes[meta["skip"] :]

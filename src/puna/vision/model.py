@@ -43,7 +43,8 @@ class Placed:
 
     *tokens* are the vocabulary's, also for what is looked up by token where an image's row stands; *rows* has for each of
     them the number of the encoded row that stands there, or -1. Ranges count from the image's first token: those *together*
-    are computed in one step and leave a prompt as a whole, those *bidirectional* see each other, also the later ones.
+    are computed in one step, those *bidirectional* see each other, also the later ones. An image leaves a prompt as a whole
+    whether or not all of it is computed in one step: where rows see only earlier ones, a large image need not be.
     With *axes* int32 [4, n] each token has positions along the axes of M-RoPE, relative to the image's first, and what follows
     the image goes on at *n_positions*.
     """

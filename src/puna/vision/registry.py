@@ -11,10 +11,14 @@ from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.model import VisionModel
 
 # By what a separate projector file states in clip.projector_type or clip.vision.projector_type.
-PROJECTORS: dict[str, str] = {}
+PROJECTORS: dict[str, str] = {
+    "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
+}
 
 # By the architecture of a file that holds both parts.
-ARCHITECTURES: dict[str, str] = {}
+ARCHITECTURES: dict[str, str] = {
+    "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
+}
 
 
 def kind_of(file: GGUFFile) -> str | None:

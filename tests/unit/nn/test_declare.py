@@ -72,6 +72,27 @@ def test_a_tied_head_is_the_embedding_used_as_a_matrix() -> None:
     assert weights.factors is None
 
 
+@dataclass
+class ManyNames:
+    norm: RMSNorm = gguf("ln1", alt="layer_norm1 attn_norm")
+    factors: Any = gguf("first", alt="second third", use=Use.VECTOR, optional=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "norm", "factors"),
+    [
+        ({"attn_norm.weight", "third"}, "attn_norm.weight", "third"),
+        ({"attn_norm.weight", "layer_norm1.weight", "third", "second"}, "layer_norm1.weight", "second"),
+        ({"attn_norm.weight", "layer_norm1.weight", "ln1.weight", "first", "second"}, "ln1.weight", "first"),
+    ],
+)
+def test_of_several_names_the_first_that_is_there(names: set[str], norm: str, factors: str) -> None:
+    backend: Any = NamingBackend()
+    file: Any = SimpleNamespace(path="m.gguf", tensors={n: SimpleNamespace(shape=(4,), type=TensorType.F32) for n in names})
+    weights: Any = bind(ManyNames, backend, file, {})
+    assert (weights.norm.weight[0], weights.factors[0]) == (norm, factors)
+
+
 def test_an_optional_group_that_is_missing_is_none() -> None:
     assert bound(COMPLETE - {"blk.0.ffn_gate.weight"}).layers[0].mlp.gate is None
 

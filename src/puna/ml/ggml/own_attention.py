@@ -31,7 +31,8 @@ class OwnAttention:
         self._types = {int(t) for t, name in names.items() if kernels.puna_can_attend(int(t)) and allows(ATTENTION, name)}
 
     def __call__(self, query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring, at_close: AtClose) -> GGMLTensor:
-        if not {structs.type_of(x.address) for to in ranges for x in (to.key, to.value)} <= self._types:
+        is_masked = all(to.mask for to in ranges)
+        if not is_masked or not {structs.type_of(x.address) for to in ranges for x in (to.key, to.value)} <= self._types:
             return fused(query, ranges, scoring, at_close)
         if query.strides[0] != 4 or structs.type_of(query.address) != TYPE_F32:
             query = query.cast(DType.F32).contiguous()

@@ -121,6 +121,9 @@ class GGMLTensor:
     def gelu_erf(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_gelu_erf(self.graph, self.address), self.graph)
 
+    def gelu_quick(self) -> GGMLTensor:
+        return GGMLTensor(ggml().ggml_gelu_quick(self.graph, self.address), self.graph)
+
     def relu(self) -> GGMLTensor:
         return GGMLTensor(ggml().ggml_relu(self.graph, self.address), self.graph)
 
@@ -168,10 +171,10 @@ class GGMLTensor:
         return GGMLTensor(ggml().ggml_soft_max(self.graph, self.address), self.graph)
 
     def softmax_masked(
-        self, mask: GGMLTensor, scale: float, sinks: GGMLTensor | None = None, max_bias: float = 0.0
+        self, mask: GGMLTensor | None, scale: float, sinks: GGMLTensor | None = None, max_bias: float = 0.0
     ) -> GGMLTensor:
         """Softmax(scale * self + mask) over axis 0; self [m, n, n_heads, s], mask F16 [m, n, 1, s], sinks F32 [n_heads]."""
-        node = ggml().ggml_soft_max_ext(self.graph, self.address, mask.address, scale, max_bias)
+        node = ggml().ggml_soft_max_ext(self.graph, self.address, mask.address if mask else None, scale, max_bias)
         if sinks is not None:
             ggml().ggml_soft_max_add_sinks(node, sinks.address)
         return GGMLTensor(node, self.graph)
@@ -208,14 +211,14 @@ class GGMLTensor:
         self,
         key: GGMLTensor,
         value: GGMLTensor,
-        mask: GGMLTensor,
+        mask: GGMLTensor | None,
         scale: float,
         softcap: float = 0.0,
         sinks: GGMLTensor | None = None,
         max_bias: float = 0.0,
     ) -> GGMLTensor:
         """Shapes as in puna.ml.attention, but self is [head_dim, n, n_heads, s] and the result [head_dim_v, n_heads, n, s]."""
-        operands = (self.address, key.address, value.address, mask.address)
+        operands = (self.address, key.address, value.address, mask.address if mask else None)
         node = ggml().ggml_flash_attn_ext(self.graph, *operands, scale, max_bias, softcap)
         ggml().ggml_prec_set_acc(node, PREC_F32)
         if sinks is not None:
