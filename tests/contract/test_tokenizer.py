@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from puna.errors import BadRequest, FileFormatError
 from puna.gguf.writer import GGUFWriter
 from puna.tokenizer.tokenizer import Tokenizer
+from tests.models.dialect import Translation
 from tests.tiny import write_llama
 
 
@@ -72,3 +73,16 @@ def test_a_file_without_a_vocabulary_is_named(tmp_path: Path) -> None:
     writer.write(tmp_path / "bare.gguf")
     with pytest.raises(FileFormatError, match=r"bare\.gguf"):
         Tokenizer(tmp_path / "bare.gguf")
+
+
+@pytest.mark.parametrize("vocab", ["bpe", "spm"])
+def test_a_vocabulary_is_the_same_whatever_the_file_calls_its_architecture(vocab: Literal["bpe", "spm"], tmp_path: Path) -> None:
+    """Files of other programs have names that libllama does not know."""
+    path = write_llama(tmp_path / "m.gguf", vocab=vocab)
+    other = Translation(path).save(tmp_path / "other.gguf", "unheard-of")
+    known, found = Tokenizer(path), Tokenizer(other)
+    text = "<|im_start|>The answer is that I do not know ☃<|im_end|>"
+    assert found.encode(text) == known.encode(text)
+    assert (found.n_tokens, found.bos, found.end_tokens) == (known.n_tokens, known.bos, known.end_tokens)
+    for tokenizer in (known, found):
+        tokenizer.close()

@@ -6,6 +6,21 @@ import ctypes
 
 from puna.native.llama import llama
 
+# What a vocabulary is read as where libllama does not know the file's architecture; vocabularies are the same in all.
+ANY_ARCHITECTURE = b"llama"
+
+_TEXT = 3  # of enum llama_model_kv_override_type
+
+
+class _Value(ctypes.Union):
+    _fields_ = (("number", ctypes.c_int64), ("text", ctypes.c_char * 128))
+
+
+class _Override(ctypes.Structure):
+    """A llama_model_kv_override: what a key of the file is taken to say."""
+
+    _fields_ = (("tag", ctypes.c_int32), ("key", ctypes.c_char * 128), ("value", _Value))
+
 
 class Vocabulary:
     """A model opened for its vocabulary only: no weights are read."""
@@ -26,6 +41,10 @@ class Vocabulary:
         params.vocab_only = True
         params.use_extra_bufts = False
         model = library.llama_model_load_from_file(path.encode(), params)
+        if not model:  # the last of a list is empty
+            overrides = (_Override * 2)(_Override(_TEXT, b"general.architecture", _Value(text=ANY_ARCHITECTURE)))
+            params.kv_overrides = ctypes.addressof(overrides)
+            model = library.llama_model_load_from_file(path.encode(), params)
         return cls(model) if model else None
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
