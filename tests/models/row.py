@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from puna.gguf.types import TensorType
 from puna.gguf.writer import GGUFWriter
-from tests.tiny import CHATML, RandomWeights, bpe_vocabulary, spm_vocabulary
+from tests.tiny import CHATML, CONTROL, RandomWeights, Vocabulary, bpe_vocabulary, spm_vocabulary
 
 # With small batches: together they fill a sequence's room in the cache to the last cell.
 WINDOW_AS_BATCH: Mapping[str, Any] = {"attention__sliding_window": 128}
@@ -42,6 +42,13 @@ class Row:
     limits: Mapping[str, Any] = field(default_factory=dict)  # of both engines, beside n_ctx 1024 and 4 sequences
 
 
+def with_marks(vocabulary: Vocabulary, marks: Sequence[str]) -> Vocabulary:
+    """The same with further control tokens at the end."""
+    tokens = [*vocabulary.tokens, *(mark.encode() for mark in marks)]
+    scores = [*vocabulary.scores, *[0.0] * (len(marks) if vocabulary.scores else 0)]
+    return replace(vocabulary, tokens=tokens, kinds=[*vocabulary.kinds, *[CONTROL] * len(marks)], scores=scores)
+
+
 class TinyFile:
     """Metadata and weights of a tiny model: a byte-level BPE vocabulary (or SentencePiece) and what every model states."""
 
@@ -59,10 +66,13 @@ class TinyFile:
         n_ctx: int = 2048,
         spm: bool = False,
         chat_template: str | None = CHATML,
+        marks: Sequence[str] = (),
         **metadata: Any,
     ) -> None:
-        """*metadata* has the architecture's own keys, ``__`` for a point: ``attention__key_length=64``; None leaves one out."""
-        vocabulary = spm_vocabulary() if spm else bpe_vocabulary()
+        """*marks* are further control tokens, the last of the vocabulary. *metadata* has the architecture's own keys, ``__`` for
+        a point: ``attention__key_length=64``; None leaves one out.
+        """
+        vocabulary = with_marks(spm_vocabulary() if spm else bpe_vocabulary(), marks)
         self.writer = GGUFWriter(architecture)
         self.n_vocab, self.n_embd = len(vocabulary.tokens), n_embd
         # Without the architecture: libllama takes a name with "phi3" in it for a promise about the vocabulary.
