@@ -223,6 +223,12 @@ class Settings:
         "memory of each model for prefixes that lose their place in its cache (unset: 1/16 of all)",
         former_name="PUNA_ATTIC",
     )
+    image_cache: int = _setting(
+        "PUNA_IMAGE_CACHE",
+        _bytes,
+        256 << 20,
+        "memory of each model for images that it has encoded, for those who send them again",
+    )
     origins: tuple[str, ...] = _setting("OLLAMA_ORIGINS", _origins, (), "further origins that browsers may call from")
     api_keys: tuple[str, ...] = _setting(
         "PUNA_API_KEYS", _origins, (), "keys that requests must bring (comma list; none: all may), each with scopes if it has any"

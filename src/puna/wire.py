@@ -11,6 +11,7 @@ Answer or Failed. What may be called, by path:
 /health        –                     Health
 /load          LoadRequest           LoadReply
 /embedding     EmbeddingRequest      EmbeddingReply
+/images        ImagesRequest         ImagesReply
 /tokenize      TokenizeRequest       Tokens
 /detokenize    Tokens                Text
 =============  ====================  =========================================================
@@ -93,8 +94,16 @@ class Thinking(Message, frozen=True):
     budget: int = -1  # tokens of thinking at most, all together, tags excepted; below zero: no limit
 
 
+class Image(Message, frozen=True):
+    """A file of one, and the text that stands for it in the prompt, which nobody who writes prompts can guess."""
+
+    marker: str
+    data: bytes
+
+
 class CompletionRequest(Message, frozen=True):
     prompt: str = ""
+    images: list[Image] = []  # each stands in the prompt wherever its marker does
     context: list[int] = []  # tokens that precede the prompt (the deprecated memory of /api/generate)
     sampling: SamplingOptions = SamplingOptions()
     n_ctx: int = 0  # tokens that prompt and answer have room for; 0, or more than the runner's: the runner's
@@ -210,9 +219,20 @@ class EmbeddingReply(Message, frozen=True):
     has_probabilities: bool = False  # scores are between 0 and 1 already; else they are logits
 
 
+class ImagesRequest(Message, frozen=True):
+    images: list[bytes]  # files
+    salt: str = ""  # as CompletionRequest has it
+    n_ctx: int = 0  # as CompletionRequest has it
+
+
+class ImagesReply(Message, frozen=True):
+    n_tokens: list[int]  # that each takes in a prompt
+
+
 class TokenizeRequest(Message, frozen=True):
     content: str
     add_special: bool = True
+    markers: list[str] = []  # of images: they are no text, and their tokens are not counted
 
 
 class Tokens(Message, frozen=True):
@@ -247,6 +267,9 @@ class LoadOptions(Message, frozen=True):
     use_mmap: bool | None = None  # None: a small file is read into memory where that makes it faster
     gpu_layers: list[DeviceLayers] = []
     adapters: list[str] = []  # LoRA files that change the weights, in this order
+    projector: str = ""  # a file with what encodes images; empty: the model's own file may hold it
+    projector_device: str = ""  # where it goes; empty: the CPU
+    image_cache_bytes: int = 0  # of the host's memory, for images that are encoded, beyond those of requests that run
 
 
 class LoadRequest(Message, frozen=True):
@@ -264,10 +287,11 @@ class DeviceMemory(Message, frozen=True):
     cache: list[int]
     graph: int
     is_gpu: bool = False
+    projector: int = 0  # what encodes images: its weights, and its working memory for the largest image
 
     @property
     def total(self) -> int:
-        return sum(self.weights) + sum(self.cache) + self.graph
+        return sum(self.weights) + sum(self.cache) + self.graph + self.projector
 
 
 class MemoryReport(Message, frozen=True):
@@ -327,6 +351,9 @@ class Health(Message, frozen=True):
     cache_used: int = 0  # of them, those that hold a token, of a running request or for a later one
     host_cache_bytes: int = 0  # of the host's memory, taken by prefixes that lost their place in the cache
     host_cache_entries: int = 0  # so many prefixes
+    images_encoded: int = 0  # so far
+    images_reused: int = 0  # that a request found encoded, by itself or by another
+    image_cache_bytes: int = 0  # of the host's memory, taken by encoded images
 
 
 def encode(message: Message) -> bytes:

@@ -24,6 +24,7 @@ AUTO_N_CTX = ((47 << 30, 262144), (23 << 30, 32768))  # where nobody asked for a
 DEFAULT_N_PARALLEL = 4
 DEFAULT_N_BATCH = 512
 MIN_N_CTX, MAX_N_CTX = 4, 1 << 24
+MIN_N_CTX_WITH_IMAGES = 2048  # a few of them, and a question
 MAX_N_BATCH = 1 << 13  # beyond it a step takes memory, and everybody else's time, for nothing
 HOST_CACHE_SHARE = 16  # a part in so many of the host's memory is for each model's host cache
 _KV_CACHE_TYPES = ("f16", "q8_0", "q4_0")
@@ -56,7 +57,7 @@ class LoadRequirements:
             return False
         if loaded.flash_attention != self.options.flash_attention:
             return False
-        if loaded.adapters != self.options.adapters:
+        if loaded.adapters != self.options.adapters or loaded.projector != self.options.projector:
             return False
         compared = self.explicit - {"n_ctx"}
         if self.options.n_batch == self.options.n_ctx < loaded.n_batch:
@@ -83,13 +84,16 @@ def load_requirements(
     n_ctx_train: int | None = None,
     max_parallel: int | None = None,
     adapters: Sequence[Path] = (),
+    projector: Path | None = None,
+    has_vision: bool = False,
 ) -> LoadRequirements:
     """Resolve the options that fix a runner's memory.
 
     *n_ctx_train* is the context length in the model's file, if it names one: a longer context is cut to it.
     *max_parallel* is for models that cannot compute several sequences at once.
     """
-    n_ctx = min(max(options.num_ctx or settings.context_length or DEFAULT_N_CTX, MIN_N_CTX), MAX_N_CTX)
+    least = MIN_N_CTX_WITH_IMAGES if has_vision else MIN_N_CTX
+    n_ctx = min(max(options.num_ctx or settings.context_length or DEFAULT_N_CTX, least), MAX_N_CTX)
     if n_ctx_train and n_ctx > n_ctx_train:
         if options.num_ctx or settings.context_length:
             log.warning("a context of %d tokens is more than the model was trained for, using %d", n_ctx, n_ctx_train)
@@ -113,6 +117,8 @@ def load_requirements(
         build_ahead=settings.build_ahead,
         use_mmap=options.use_mmap,
         adapters=[str(path) for path in adapters],
+        projector=str(projector or ""),
+        image_cache_bytes=settings.image_cache if has_vision else 0,
     )
     num_gpu = options.num_gpu if options.num_gpu is not None and options.num_gpu >= 0 else None
     explicit = frozenset(name for name, was_given in is_explicit.items() if was_given)

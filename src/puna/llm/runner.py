@@ -208,9 +208,17 @@ class Runner:
         """Errors: RunnerDied when the runner does not answer."""
         return await self._ask("/health", None, wire.Health, timeout_s=REQUEST_TIMEOUT_S)
 
-    async def tokenize(self, content: str, *, add_special: bool = True) -> list[int]:
-        request = wire.TokenizeRequest(content=content, add_special=add_special)
+    async def tokenize(self, content: str, *, add_special: bool = True, markers: Sequence[str] = ()) -> list[int]:
+        """Of the text, without what the *markers* in it stand for."""
+        request = wire.TokenizeRequest(content=content, add_special=add_special, markers=list(markers))
         return (await self._ask("/tokenize", request, wire.Tokens, timeout_s=REQUEST_TIMEOUT_S)).tokens
+
+    async def image_tokens(self, request: wire.ImagesRequest) -> list[int]:
+        """How many tokens each of the images takes in a prompt.
+
+        Errors: BadRequest naming the image that is none; what else the runner reports; RunnerDied.
+        """
+        return (await self._ask("/images", request, wire.ImagesReply)).n_tokens
 
     async def detokenize(self, tokens: list[int]) -> str:
         return (await self._ask("/detokenize", wire.Tokens(tokens=tokens), wire.Text, timeout_s=REQUEST_TIMEOUT_S)).content

@@ -1,7 +1,8 @@
 """Render a conversation with a Jinja chat template.
 
-Messages are those of the native API: role and content, and where they apply thinking, tool_calls, tool_name and
-tool_call_id. They reach the template in the shape that Hugging Face documents for chat templates.
+Messages are those of the native API: role and content, and where they apply thinking, tool_calls, tool_name, tool_call_id, and
+images, which are what stands for them in the content. They reach the template in the shape that Hugging Face documents for chat
+templates.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ def render_chat(
         **_asked_for(template, tools or ()),
         **kwargs,
     }
-    plain = [_template_message(message) for message in messages]
+    markers = [marker for message in messages for marker in message.get("images") or ()]
+    plain = [_template_message(message) for message in joined_images(messages)]
     merged = merge_system(plain)
 
     def rendered(conversation: list[dict[str, Any]]) -> str:
-        return _render(template, conversation, variables)
+        return _render(template, conversation, variables, markers)
 
     if merged is None:
         return rendered(plain)
@@ -96,11 +98,34 @@ def _asked_for(template: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, A
     return found
 
 
-def _render(template: str, conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-    """The prompt from the first shape that the template takes and in which it shows all tool calls; else the first it takes."""
+def joined_images(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The conversation without messages that hold an image and nothing else: those join their neighbour of the same role.
+
+    Clients that send a message in parts have each as one of its own, and templates want roles to take turns.
+    """
+    found: list[Mapping[str, Any]] = []
+    before: Mapping[str, Any] = {}
+    for message in messages:
+        if found and before.get("role") == message.get("role") and (_is_image(before) or _is_image(message)):
+            last = found[-1]
+            images = [*(last.get("images") or ()), *(message.get("images") or ())]
+            found[-1] = {**last, **message, "content": f"{last['content']}{message['content']}", "images": images}
+        else:
+            found.append(message)
+        before = message
+    return found
+
+
+def _is_image(message: Mapping[str, Any]) -> bool:
+    images = message.get("images") or ()
+    return bool(images) and message.get("content") == "".join(images)
+
+
+def _render(template: str, conversation: list[dict[str, Any]], variables: Mapping[str, Any], markers: Sequence[str] = ()) -> str:
+    """The prompt from the first shape that the template takes and in which it shows all tool calls and images; else the first."""
     failure: TemplateError | None = None
     incomplete: str | None = None
-    for shape in _shapes(conversation, variables, without_text=_asks_for_none(template)):
+    for shape in _shapes(conversation, variables, without_text=_asks_for_none(template), has_images=bool(markers)):
         try:
             prompt = jinja.render(template, shape)
         except TemplateRefusedError:
@@ -109,7 +134,7 @@ def _render(template: str, conversation: list[dict[str, Any]], variables: Mappin
         except TemplateError as error:
             failure = failure or error
         else:
-            if _shows_calls(prompt, conversation):
+            if _shows_calls(prompt, conversation) and all(marker in prompt for marker in markers):
                 return prompt
             incomplete = prompt if incomplete is None else incomplete
     if incomplete is not None:
@@ -118,22 +143,32 @@ def _render(template: str, conversation: list[dict[str, Any]], variables: Mappin
     raise failure
 
 
-def _shapes(conversation: list[dict[str, Any]], variables: Mapping[str, Any], *, without_text: bool) -> Iterator[dict[str, Any]]:
+def _shapes(
+    conversation: list[dict[str, Any]], variables: Mapping[str, Any], *, without_text: bool, has_images: bool
+) -> Iterator[dict[str, Any]]:
     """As Hugging Face documents them, then what older templates take for granted.
 
-    That there is a list of tools, that arguments of calls are JSON text, and that a message with calls has no text at all.
+    That there is a list of tools, that arguments of calls are JSON text, and that a message with calls has no text at all. Some
+    that know images take contents in parts alone.
     """
     if without_text:
         conversation = [_without_empty_text(message) for message in conversation]
     yield {"messages": conversation, **variables}
     if not variables["tools"]:
         yield {"messages": conversation, **variables, "tools": []}
+    if has_images:
+        yield {"messages": [{**message, "content": _in_parts(message["content"])} for message in conversation], **variables}
     if any(message.get("tool_calls") for message in conversation):
         as_text = [_with_text_arguments(message) for message in conversation]
         yield {"messages": as_text, **variables}
         if not without_text:
             yield {"messages": [_without_empty_text(message) for message in conversation], **variables}
             yield {"messages": [_without_empty_text(message) for message in as_text], **variables}
+
+
+def _in_parts(content: Any) -> Any:
+    """What stands for an image is text: what the family's own words for one are is not the template's business here."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _asks_for_none(template: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from puna.errors import BadRequest, TemplateError
 from puna.prompt import go_chat, harmony, jinja
-from puna.prompt.chat import CHATML, PLAIN, render_chat
+from puna.prompt.chat import CHATML, PLAIN, joined_images, render_chat
 from puna.prompt.ending import Ending, Message, continued
 from puna.prompt.exchange import PromptRequest, Rendered, Source, Think, Tool
 from puna.prompt.families.registry import FAMILIES
@@ -55,7 +55,7 @@ class FamilyRenderer:
         self._name = name
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool], think: Think, ending: Ending) -> Rendered:
-        return Rendered(FAMILIES[self._name].render(messages, tools, think, ending))
+        return Rendered(FAMILIES[self._name].render(joined_images(messages), tools, think, ending))
 
     def infill(self, prefix: str, suffix: str, think: Think) -> str:
         raise BadRequest(f"this model does not support insert: the renderer {self._name} has no place for a suffix")

@@ -14,8 +14,9 @@ from starlette.requests import HTTPConnection
 
 from puna.errors import Forbidden
 from puna.server.answering.answers import answers
+from puna.server.answering.counting import TokenCount
 from puna.server.answering.embedding import Embedded, embed
-from puna.server.answering.fitting import prompt_for
+from puna.server.answering.fitting import Prompt, prompt_for
 from puna.server.answering.parts import Choices, Parts
 from puna.server.checking.check import CheckedRequest, check
 from puna.server.checking.embedding import CheckedEmbedding, check_embedding
@@ -106,15 +107,15 @@ class Pipeline:
             )
         self.scheduler.unload(model.model_path)
 
-    async def prompt_of(self, planned: PromptPlan) -> str:
+    async def prompt_of(self, planned: PromptPlan) -> Prompt:
         """What the model would be given; it is loaded for that, since only the runner can count tokens."""
         async with self._place(planned.request) as place:
-            return (await prompt_for(place, planned, self.renderers)).text
+            return await prompt_for(place, planned, self.renderers)
 
     async def count_tokens(self, planned: PromptPlan) -> int:
         async with self._place(planned.request) as place:
             prompt = await prompt_for(place, planned, self.renderers)
-            return len(await place.runner.tokenize(prompt.text))
+            return await TokenCount(place, planned).of(prompt.text)
 
     @asynccontextmanager
     async def _place(self, request: CheckedRequest | CheckedEmbedding) -> AsyncGenerator[Place, None]:

@@ -57,6 +57,7 @@ class Script:
     cache_used: int = 0
     host_cache_bytes: int = 0
     host_cache_entries: int = 0
+    image_tokens: int = 1  # that each image takes
     ignore_sigterm: bool = False
 
 
@@ -116,6 +117,8 @@ class FakeRunner:
             return await self.load(body)
         if path == "/tokenize":
             return 200, {"tokens": list(range(len(body["content"].split())))}
+        if path == "/images":
+            return 200, {"n_tokens": [self.script.image_tokens] * len(body["images"])}
         if path == "/detokenize":
             return 200, {"content": " ".join(map(str, body["tokens"]))}
         return 404, {"error": f"no such path: {path}"}

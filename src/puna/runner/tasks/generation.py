@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from puna.errors import BadRequest
 from puna.runner.scheduling.admission import Room, next_to_start
 from puna.runner.scheduling.task import Part
 from puna.runner.scheduling.workload import Rows, Workload
@@ -25,6 +26,8 @@ class Generation(Workload[Completion, Completion]):
         self._n_ctx = n_ctx
 
     def complete(self, request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> Completion:
+        if request.images:
+            raise BadRequest("this model does not see images here")
         return Completion(request, self._tokenizer, self._n_ctx, emit)
 
     def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> Completion:

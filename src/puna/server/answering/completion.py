@@ -24,6 +24,7 @@ def completion_request(prompt: Prompt, number: int = 0) -> wire.CompletionReques
     sampling["seed"] = _seed(options.seed, number)
     return wire.CompletionRequest(
         prompt=prompt.text,
+        images=list(prompt.images),
         context=plan.context,
         sampling=wire.SamplingOptions(**sampling),
         n_ctx=n_ctx,  # what the request may have, not what the runner has

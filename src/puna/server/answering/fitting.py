@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 
+from puna import wire
 from puna.prompt import harmony
 from puna.prompt.exchange import PromptRequest
+from puna.server.answering.counting import TokenCount
+from puna.server.answering.images import in_text, shown
 from puna.server.placing.loaded import Place
 from puna.server.prompting.plan import PromptPlan
 from puna.server.prompting.turns import Turn
 from puna.server.rendering import Renderers
-
-_SPECIAL_TOKENS = 4  # that a tokenizer may add around a text
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,16 @@ class Prompt:
     def text(self) -> str:
         return self.fitted.text
 
+    @cached_property
+    def images(self) -> list[wire.Image]:
+        """Those that are in it: with messages that are left out their images are."""
+        return in_text(self.text, self.plan.images)
+
+    @property
+    def shown(self) -> str:
+        """As a person may see it."""
+        return shown(self.text, self.images)
+
 
 async def prompt_for(place: Place, plan: PromptPlan, renderers: Renderers) -> Prompt:
     """Errors: what rendering raises; RunnerDied."""
@@ -57,7 +68,11 @@ async def prompt_for(place: Place, plan: PromptPlan, renderers: Renderers) -> Pr
     if plan.output.is_final_message and not harmony.is_within_message(fitted.text):
         # made of control tokens, which no grammar describes
         fitted = replace(fitted, text=fitted.text + harmony.FINAL_BEGIN)
-    return Prompt(place, plan, fitted, list(warnings))
+    prompt = Prompt(place, plan, fitted, list(warnings))
+    if not fitted.n_messages_cut and len(prompt.images) < len(plan.images):
+        n_lost = len(plan.images) - len(prompt.images)
+        prompt.warnings.append(f"the model does not see {n_lost} of the images: its template leaves them out")
+    return prompt
 
 
 async def _fitted(place: Place, plan: PromptPlan, render: Callable[[PromptRequest, list[Turn]], Awaitable[str]]) -> Fitted:
@@ -65,7 +80,7 @@ async def _fitted(place: Place, plan: PromptPlan, render: Callable[[PromptReques
     if isinstance(content, str):
         return Fitted(content)
     if plan.is_cut_to_fit and content.messages:
-        return await fit(content.messages, partial(render, content), place)
+        return await fit(content.messages, partial(render, content), place.n_ctx, TokenCount(place, plan))
     return Fitted(await render(content, content.messages))
 
 
@@ -73,7 +88,7 @@ def _is_system(turn: Turn) -> bool:
     return bool(turn["role"] == "system")
 
 
-async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str]], place: Place) -> Fitted:
+async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str]], n_ctx: int, count: TokenCount) -> Fitted:
     """The prompt of the longest end of a conversation that fits the context, system messages and the last one kept.
 
     Each step of the search renders and counts once; that a shorter conversation never has more tokens makes it a bisection.
@@ -91,14 +106,13 @@ async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str
         """The prompt from that message on; empty when it does not fit."""
         nonlocal n_most
         text = await render(kept(begin))
-        if len(text.encode()) + _SPECIAL_TOKENS <= place.n_ctx:  # a token is a byte at least
-            return text
-        n = len(await place.runner.tokenize(text))
-        n_most = max(n_most, n)
-        return text if n <= place.n_ctx else ""
+        is_fitting, n = await count.fits(text)
+        if not is_fitting:
+            n_most = max(n_most, n)
+        return text if is_fitting else ""
 
     # A message is a token at least: of more messages than that the first cannot be kept, however many were sent.
-    first = max(0, len(messages) - place.n_ctx)
+    first = max(0, len(messages) - n_ctx)
     if first == 0 and (text := await rendered(0)):
         return Fitted(text)
     low, high, best = max(1, first), len(messages) - 1, ""
@@ -109,5 +123,5 @@ async def fit(messages: list[Turn], render: Callable[[list[Turn]], Awaitable[str
         else:
             low = middle + 1
     best = best or await render(kept(high))
-    n_tokens_cut = n_most - len(await place.runner.tokenize(best)) if n_most > place.n_ctx else 0
+    n_tokens_cut = n_most - await count.of(best) if n_most > n_ctx else 0
     return Fitted(best, len(messages) - len(kept(high)), n_tokens_cut)

@@ -61,7 +61,14 @@ async def check(request: InferenceRequest, store: Store, settings: Settings) -> 
         native=native,
         model=model,
         options=options,
-        load=load_requirements(options, settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths),
+        load=load_requirements(
+            options,
+            settings,
+            n_ctx_train=model.context_length or None,
+            adapters=model.adapter_paths,
+            projector=next(iter(model.projector_paths), None),
+            has_vision="vision" in model.capabilities,
+        ),
         keep_alive=native.keep_alive,
         think=None if is_raw else think,
         grammar=grammar_of(native),
@@ -80,13 +87,13 @@ def _check_abilities(model: StoredModel, native: ChatRequest | GenerateRequest) 
         if native.raw and (native.template or native.system or native.context):
             raise BadRequest("raw mode does not support template, system, or context")
         _require(model, native.model, "generate", {"insert"} if native.suffix else set())
+        if native.suffix and native.images:
+            raise BadRequest("images have no place between a prompt and a suffix")
         has_images = bool(native.images)
     else:
         _require(model, native.model, "chat", {"tools"} if native.tools else set())
         has_images = any(message.images for message in native.messages)
-    if has_images and "vision" in model.capabilities:
-        raise BadRequest("images are not supported yet")
-    if has_images:
+    if has_images and "vision" not in model.capabilities:
         raise BadRequest(f'"{native.model}" does not support images')
     if not 0 <= native.top_logprobs <= _MAX_TOP_LOGPROBS:
         raise BadRequest(f"top_logprobs must be between 0 and {_MAX_TOP_LOGPROBS}")

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from puna import wire
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.prompt.ending import Ending, answer_prefix_of, ending_of
 from puna.prompt.exchange import PromptRequest
 from puna.prompt.output_format import OutputFormat
 from puna.server.checking.check import CheckedRequest
+from puna.server.prompting.images import PlacedImages
 from puna.server.prompting.template import continues_texts, output_format, source_of
-from puna.server.prompting.turns import Turn, assemble, turn_of
+from puna.server.prompting.turns import Turn, assemble, said, turn_of
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class PromptPlan:
     is_cut_to_fit: bool = False  # a conversation that is too long loses its oldest messages
     context: list[int] = field(default_factory=list)  # tokens before the prompt
     returns_tokens: bool = False
+    images: Sequence[wire.Image] = ()  # what stands for them in the content
     warnings: list[str] = field(default_factory=list)  # what of the request has no effect
 
     @property
@@ -62,7 +65,8 @@ async def plan(request: CheckedRequest) -> PromptPlan:
 
 
 async def _of_chat(request: CheckedRequest, native: ChatRequest) -> PromptPlan:
-    turns = assemble(request.model, [turn_of(message) for message in native.messages])
+    placed = PlacedImages()
+    turns = assemble(request.model, [turn_of(message, placed) for message in native.messages])
     ending = ending_of(
         turns, add_generation_prompt=native.add_generation_prompt, continue_final_message=native.continue_final_message
     )
@@ -72,31 +76,36 @@ async def _of_chat(request: CheckedRequest, native: ChatRequest) -> PromptPlan:
         PromptRequest(source, turns, native.tools, request.think, ending),
         _output(request, output_format(request.model), turns, ending, native.tools),
         is_cut_to_fit=native.truncate,
+        images=placed.images,
     )
 
 
 async def _of_generate(request: CheckedRequest, native: GenerateRequest) -> PromptPlan:
+    placed = PlacedImages()
     if request.is_raw:
-        return PromptPlan(request, native.prompt, Output(), context=native.context)
+        prompt = placed.in_raw(native.prompt, native.images)
+        return PromptPlan(request, prompt, Output(), context=native.context, images=placed.images)
     return PromptPlan(
         request,
-        await asyncio.to_thread(_content, request, native),
+        await asyncio.to_thread(_content, request, native, placed),
         _output(request, output_format(request.model, native.template)),
         is_cut_to_fit=native.truncate and not native.template,
         context=native.context,
         returns_tokens=True,
+        images=placed.images,
     )
 
 
-def _content(request: CheckedRequest, native: GenerateRequest) -> str | PromptRequest:
+def _content(request: CheckedRequest, native: GenerateRequest, placed: PlacedImages) -> str | PromptRequest:
     model = request.model
-    if not (native.suffix or native.template or model.messages) and continues_texts(model):
-        return "\n\n".join(text for text in (native.system or model.system, native.prompt) if text)
-    source = source_of(model, native.template)
     if native.suffix:
+        source = source_of(model, native.template)
         return PromptRequest(source, think=request.think, prefix=native.prompt, suffix=native.suffix)
-    prompt = [{"role": "user", "content": native.prompt}]
-    turns = assemble(model, prompt, native.system, with_messages=not native.context)
+    turn = said("user", native.prompt, native.images, placed)
+    if not (native.template or model.messages) and continues_texts(model):
+        return "\n\n".join(text for text in (native.system or model.system, turn["content"]) if text)
+    source = source_of(model, native.template)
+    turns = assemble(model, [turn], native.system, with_messages=not native.context)
     return PromptRequest(source, turns, think=request.think)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from puna.api.generate import Message
+from puna.server.prompting.images import PlacedImages
 from puna.store.models.model import StoredModel
 
 Turn = dict[str, Any]  # a message as templates see it
@@ -43,9 +44,15 @@ def _without_thinking(text: str) -> str:
     return rest.lstrip() if tag else text
 
 
-def turn_of(message: Message) -> Turn:
-    """A message of a request; empty fields are left out."""
-    turn: Turn = {"role": message.role, "content": message.content}
+def said(role: str, text: str, images: Sequence[bytes], placed: PlacedImages) -> Turn:
+    """A turn of text and images."""
+    content, markers = placed.within(text, images)
+    return {"role": role, "content": content} | ({"images": markers} if markers else {})
+
+
+def turn_of(message: Message, placed: PlacedImages) -> Turn:
+    """A message of a request; empty fields are left out. Its images are *placed*, and what stands for them is in its text."""
+    turn = said(message.role, message.content, message.images, placed)
     for name in ("thinking", "tool_name", "tool_call_id"):
         if value := getattr(message, name):
             turn[name] = value

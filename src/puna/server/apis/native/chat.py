@@ -34,7 +34,8 @@ async def chat(request: Request) -> Response:
         return respond(reply(done=True, done_reason="unload"))
     plan = await pipeline.plan(InferenceRequest(caller, message))
     if message.debug_render_only:
-        rendered = {"rendered_template": await pipeline.prompt_of(plan), "image_count": 0}
+        prompt = await pipeline.prompt_of(plan)
+        rendered = {"rendered_template": prompt.shown, "image_count": len(prompt.images)}
         empty = {"role": "assistant", "content": ""}
         return json_response({"model": message.model, "created_at": now(), "message": empty, "_debug_info": rendered})
     if not message.messages:

@@ -29,7 +29,8 @@ async def generate(request: Request) -> Response:
         return respond(reply(done=True, done_reason="unload"))
     plan = await pipeline.plan(InferenceRequest(caller, message))
     if message.debug_render_only:
-        rendered = {"rendered_template": await pipeline.prompt_of(plan), "image_count": 0}
+        prompt = await pipeline.prompt_of(plan)
+        rendered = {"rendered_template": prompt.shown, "image_count": len(prompt.images)}
         return json_response({"model": message.model, "created_at": now(), "response": "", "_debug_info": rendered})
     if not message.prompt:
         await pipeline.load(plan)
