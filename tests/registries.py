@@ -184,6 +184,8 @@ class Registry:
         self.types: dict[tuple[str, str], str] = {}
         self.blobs: dict[str, bytes] = {}
         self.uploads: dict[str, Upload] = {}
+        self.searches: list[dict[str, str]] = []
+        self.lists = True  # what it has, to whoever asks
         self.redirects_uploads = False
         self.knows_signatures = True
         self.faults: list[Fault] = []
@@ -239,6 +241,12 @@ class Registry:
         if path == "/token":
             self._token(request)
             return
+        if path == "/api/models":
+            self._hub_search(request)
+            return
+        if path == "/v2/_catalog":
+            self._catalog(request)
+            return
         match = re.fullmatch(r"/v2/([^/]+/[^/]+)/(manifests|blobs)/(.+)", path)
         if match is None:
             request.reply(404)
@@ -258,6 +266,38 @@ class Registry:
             self._upload(request, match[1], match[3].removeprefix("uploads/"))
         else:
             self._blob(request, match[3])
+
+    def _hub_search(self, request: Handler) -> None:
+        """As the hub answers a search."""
+        asked = {key: values[0] for key, values in parse_qs(urlsplit(request.path).query).items()}
+        self.searches.append(asked)
+        names = [repository for repository, _ in self.manifests if asked["search"].lower() in repository.lower()]
+        found = [
+            {
+                "_id": "0",
+                "id": name,
+                "modelId": name,
+                "likes": 3,
+                "downloads": 1234567 - i,
+                "lastModified": "2026-08-22T12:00:00.000Z",
+            }
+            for i, name in enumerate(names)
+        ]
+        request.reply(200, json.dumps(found[: int(asked["limit"])]).encode(), content_type="application/json")
+
+    def _catalog(self, request: Handler) -> None:
+        """The repositories, two at a time."""
+        if not self.lists:
+            request.reply(404)
+            return
+        if self.needs_token and not self._is_known(request):
+            challenge = f'Bearer realm="{self.base}/token",service="registry",scope="registry:catalog:*"'
+            request.reply(401, www_authenticate=challenge)
+            return
+        last = parse_qs(urlsplit(request.path).query).get("last", [""])[0]
+        names = [name for name in sorted({repository for repository, _ in self.manifests}) if name > last]
+        more = {"link": f'</v2/_catalog?n=2&last={names[1]}>; rel="next"'} if len(names) > 2 else {}
+        request.reply(200, json.dumps({"repositories": names[:2]}).encode(), **more)
 
     def _is_known(self, request: Handler) -> bool:
         if not self.needs_token:

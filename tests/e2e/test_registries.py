@@ -112,6 +112,7 @@ def test_a_real_registry_keeps_a_model_as_it_is(docker_registry: str, puna: Puna
     assert (sent.returncode, sent.stdout) == (0, ""), sent.stderr
     assert sent.stderr.splitlines()[0] == "retrieving manifest"
     assert sent.stderr.splitlines()[-2:] == ["pushing manifest", "success"]
+    assert puna("search", "tiny", "--registry", docker_registry, "--insecure").stdout.splitlines()[1:] == [name]
     assert puna("rm", name).returncode == 0
     assert not list(store.blobs)
     found = puna("pull", name, "--insecure")

@@ -25,6 +25,7 @@ from puna.cli.pull import pull
 from puna.cli.push import push
 from puna.cli.rm import rm
 from puna.cli.run import run
+from puna.cli.search import search
 from puna.cli.serve import serve
 from puna.cli.show import show
 from puna.cli.stop import stop
@@ -87,6 +88,7 @@ app.command("start", hidden=True, epilog=_SERVE_EPILOG)(serve)
 app.command("run")(run)
 app.command("pull")(pull)
 app.command("push")(push)
+app.command("search")(search)
 app.command("signin")(signin)
 app.command("login", hidden=True)(signin)
 app.command("signout")(signout)

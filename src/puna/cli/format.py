@@ -26,6 +26,15 @@ def human_bytes(n_bytes: int) -> str:
     return f"{value:.1f} {unit}"
 
 
+def human_count(number: int | None) -> str:
+    """A number of things, rounded down from a thousand on; nothing where it is not known."""
+    if number is None or number < 1000:
+        return "" if number is None else str(number)
+    unit, n_unit = next(((u, n) for u, n in (("K", 10**3), ("M", 10**6)) if number < n * 1000), ("B", 10**9))
+    tenths = number * 10 // n_unit
+    return f"{tenths // 10}{unit}" if tenths >= 100 or tenths % 10 == 0 else f"{tenths / 10}{unit}"
+
+
 def human_duration(seconds: float) -> str:
     """A length of time in one unit, as in ``About an hour`` or ``3 weeks``."""
     whole = int(seconds)

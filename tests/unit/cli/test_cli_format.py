@@ -7,6 +7,7 @@ import pytest
 from puna.cli.format import (
     go_duration,
     human_bytes,
+    human_count,
     human_duration,
     human_expiry,
     human_time,
@@ -110,3 +111,14 @@ def test_go_durations(nanoseconds: int, text: str) -> None:
 @pytest.mark.parametrize("text", ["2026-08-22T12:00:00.123456789Z", "2026-08-22T14:00:00.123456789+02:00"])
 def test_nanoseconds_in_times_are_cut(text: str) -> None:
     assert parse_time(text) == NOW.replace(microsecond=123456)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        *[(None, ""), (0, "0"), (999, "999"), (1000, "1K"), (1999, "1.9K"), (12_345, "12K"), (999_999, "999K")],
+        *[(1_000_000, "1M"), (1_250_000, "1.2M"), (3_000_000_000, "3B"), (5_000_000_000_000, "5000B")],
+    ],
+)
+def test_counts(number: int | None, text: str) -> None:
+    assert human_count(number) == text
