@@ -79,6 +79,7 @@ docs: .venv/dev
 	$(BIN)/python -m tools.models_table
 	$(BIN)/python -m tools.manual
 	$(BIN)/python -m tools.picture
+	$(BIN)/python -m tools.dashboard
 
 dist: .venv/dev
 	rm -rf dist

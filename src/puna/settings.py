@@ -252,6 +252,12 @@ class Settings:
     new_engine: bool | None = _setting(
         "OLLAMA_NEW_ENGINE", _boolean, None, "1: only Puna's own engine, 0: only libllama (unset: whichever supports the model)"
     )
+    otlp_endpoint: str = _setting(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        str,
+        "",
+        "who collects traces over HTTP, such as http://localhost:4318 (needs puna[traces])",
+    )
     log_format: str = _setting("PUNA_LOG_FORMAT", _log_format, "text", "lines of the server's log: text, or json objects")
     debug: bool = _setting("OLLAMA_DEBUG", _boolean, False, "log in detail")
 

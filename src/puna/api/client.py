@@ -84,6 +84,14 @@ class Client:
     def ps(self) -> Reply:
         return self._call("GET", "/api/ps")
 
+    def metrics(self) -> str:
+        """What Prometheus reads.
+
+        Errors: NotFound, of a server that is not Puna.
+        """
+        with self._translated_errors():
+            return self._check(self._http.get("/metrics")).text
+
     def show(self, model: str, *, verbose: bool = False) -> Reply:
         return self._call("POST", "/api/show", {"model": model, "verbose": verbose})
 

@@ -30,6 +30,7 @@ from puna.cli.serve import serve
 from puna.cli.show import show
 from puna.cli.stop import stop
 from puna.cli.terminal import on_terminal
+from puna.cli.top import top
 from puna.errors import ServerUnreachable
 
 app = typer.Typer(
@@ -97,6 +98,7 @@ app.command("create")(create)
 app.command("list")(list_models)
 app.command("ls", hidden=True)(list_models)
 app.command("ps")(ps)
+app.command("top")(top)
 app.command("show")(show)
 app.command("stop")(stop)
 app.command("cp")(cp)

@@ -61,6 +61,8 @@ class StepLoop:
         self.scheduler = Scheduler[Any, Any](self.workload, model.cache, slots, model.limits, token_gap_s, model.prompt_tail)
         self.step = CurrentStep(model.backend)
         self.n_steps = 0
+        self.n_tokens = 0  # computed, of prompts and of answers
+        self.n_answer_tokens = 0  # of them, those of answers
         self.thread: threading.Thread | None = None
         self._loader = loader
         self._after_step = after_step
@@ -121,6 +123,8 @@ class StepLoop:
                 else:
                     self.workload.accept(plan.parts, outputs)
                     took_s = time.perf_counter() - began
+                    self.n_tokens += plan.n_tokens
+                    self.n_answer_tokens += sum(part.begin >= part.task.n_prompt for part in plan.parts)
                     self.scheduler.note(plan, took_s)
                     self._write_down(plan, took_s)
         except BaseException as error:  # one bad batch must not end the process: it ends the requests that were in it
@@ -194,6 +198,8 @@ class StepLoop:
             active=len(self.scheduler.running),
             waiting=len(self.queue),
             steps=self.n_steps,
+            tokens=self.n_tokens,
+            answer_tokens=self.n_answer_tokens,
             cache_cells=cache.n_cells,
             cache_used=cache.n_cells - cache.n_free if cache.n_cells else 0,
             host_cache_bytes=host_cache.n_bytes + self.model.remembered_bytes if host_cache else 0,

@@ -19,6 +19,7 @@ from puna.server.http.access import ApiKeys, read_keys
 from puna.server.http.bodies import BodiesInFlight
 from puna.server.http.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.http.request_id import RequestIds
+from puna.server.http.trace_context import TraceContext
 from puna.server.placing.scheduler import Scheduler
 from puna.server.running import at_work, pipeline_of
 from puna.settings import Settings
@@ -56,4 +57,6 @@ def _middleware(settings: Settings) -> list[Middleware]:
         found.append(Middleware(LocalHosts))
     if keys := read_keys(settings):
         found.append(Middleware(ApiKeys, keys, isolate=settings.isolate_keys))
+    if settings.otlp_endpoint:
+        found.append(Middleware(TraceContext))
     return [*found, Middleware(CancelOnDisconnect), Middleware(BodiesInFlight)]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter as Counted
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,6 +21,7 @@ from puna import __version__, wire
 from puna.errors import PunaError
 from puna.llm.runner import Runner
 from puna.llm.spare import Spare
+from puna.server.http import request_id, trace_context
 from puna.server.placing.loaded import Loadable
 from puna.server.placing.table import LoadedModels
 from puna.store.models.model import StoredModel
@@ -49,12 +51,27 @@ class _Labels:
         return model.name
 
 
+@dataclass(frozen=True)
+class Record:
+    """A generation that has ended, for whoever follows them one by one. Times are of the monotonic clock."""
+
+    model: str
+    request_id: str
+    trace_headers: Sequence[tuple[str, str]]
+    began_ns: int
+    placed_ns: int  # 0: its model was never loaded
+    ended_ns: int
+    outcome: str  # ok, error or cancelled
+    done: wire.Done | None
+
+
 class Metrics:
     """One server's numbers. May be written from one event loop only."""
 
     def __init__(self, models: LoadedModels, spare: Spare | None = None) -> None:
         self._registry = registry = CollectorRegistry()
         self._labels = _Labels()
+        self.followers: list[Callable[[Record], None]] = []  # of every generation that ends
         model = ["model"]
         build = Gauge("puna_build_info", "Version of the server, always 1.", ["version"], registry=registry)
         build.labels(__version__).set(1)
@@ -154,16 +171,18 @@ class Generation:
     def __init__(self, metrics: Metrics, model: str, began_ns: int) -> None:
         self._metrics = metrics
         self._model = model
+        self._began_ns, self._placed_ns = began_ns, 0
         self._began = began_ns / 1e9
         self._last_piece = 0.0
+        self._done: wire.Done | None = None
+        self._trace_headers, self._request_id = trace_context.current(), request_id.current()
         self._gap = metrics.gap.labels(model)  # to find it takes longer than to observe
-        self._is_placed = False
         self.is_done = False
         metrics.waiting.labels(model).inc()
 
     def placed(self) -> None:
         """The model is loaded."""
-        metrics, self._is_placed = self._metrics, True
+        metrics, self._placed_ns = self._metrics, time.monotonic_ns()
         metrics.waiting.labels(self._model).dec()
         metrics.running.labels(self._model).inc()
         metrics.queue.labels(self._model).observe(time.monotonic() - self._began)
@@ -177,7 +196,7 @@ class Generation:
         self._last_piece = now
 
     def done(self, done: wire.Done) -> None:
-        metrics, model = self._metrics, self._model
+        metrics, model, self._done = self._metrics, self._model, done
         self.is_done = done.reason != "cancelled"
         metrics.prompt_tokens.labels(model).inc(done.prompt_eval_count)
         metrics.cached_tokens.labels(model).inc(done.cached_count)
@@ -188,10 +207,24 @@ class Generation:
 
     def end(self, outcome: str) -> None:
         metrics, model = self._metrics, self._model
-        (metrics.running if self._is_placed else metrics.waiting).labels(model).dec()
+        (metrics.running if self._placed_ns else metrics.waiting).labels(model).dec()
         metrics.requests.labels(model, outcome).inc()
+        now = time.monotonic_ns()
         if outcome == "ok":
-            metrics.duration.labels(model).observe(time.monotonic() - self._began)
+            metrics.duration.labels(model).observe(now / 1e9 - self._began)
+        if metrics.followers:
+            record = Record(
+                model=model,
+                request_id=self._request_id,
+                trace_headers=self._trace_headers,
+                began_ns=self._began_ns,
+                placed_ns=self._placed_ns,
+                ended_ns=now,
+                outcome=outcome,
+                done=self._done,
+            )
+            for follow in metrics.followers:
+                follow(record)
 
 
 class _RunnerHealth(Collector):
@@ -250,6 +283,8 @@ class _RunnerHealth(Collector):
             ),
             "host_cache_entries": GaugeMetricFamily("puna_host_cache_entries", "So many prefixes.", labels=["model"]),
             "steps": CounterMetricFamily("puna_runner_steps", "Steps that the engine has computed.", labels=["model"]),
+            "tokens": CounterMetricFamily("puna_runner_tokens", "Tokens computed, of prompts and answers.", labels=["model"]),
+            "answer_tokens": CounterMetricFamily("puna_runner_answer_tokens", "Those of answers.", labels=["model"]),
         }
         for name, family in families.items():
             sums: Counted[str] = Counted()

@@ -13,6 +13,7 @@ from puna.server.metrics import Metrics
 from puna.server.pipeline import Pipeline
 from puna.server.placing.scheduler import Scheduler
 from puna.server.rendering import Renderers
+from puna.server.tracing import open_tracing
 from puna.settings import Settings
 from puna.store.store import Store
 
@@ -28,6 +29,9 @@ def pipeline_of(settings: Settings, store: Store, scheduler: Scheduler, launcher
 async def at_work(pipeline: Pipeline, launcher: Launcher) -> AsyncGenerator[None, None]:
     """When the block ends no runner is left."""
     launcher.open()
+    tracing = open_tracing(pipeline.settings.otlp_endpoint)
+    if tracing is not None:
+        pipeline.metrics.followers.append(tracing.record)
     search = asyncio.create_task(pipeline.scheduler.machine.look(), name="search for devices")
     try:
         await asyncio.to_thread(_tidy_up, pipeline.store, pipeline.settings.packed_cache)
@@ -39,6 +43,8 @@ async def at_work(pipeline: Pipeline, launcher: Launcher) -> AsyncGenerator[None
         await launcher.close()
         await pipeline.renderers.close()
         await asyncio.to_thread(pipeline.store.close)
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
 
 def _tidy_up(store: Store, packed_bytes: int) -> None:
