@@ -95,3 +95,16 @@ def test_text_turns_as_along_one_axis(case: str, backend: GGMLBackend) -> None:
     plain = RopeOptions(n_dims, neox=True, base=BASE, scale=0.5, ext_factor=1.0, original_ctx=64)
     found = turned(backend, x, text_axes(positions), replace(plain, neox=False, sections=sections))
     assert np.allclose(found, turned(backend, x, positions, plain), atol=1e-6)
+
+
+@pytest.mark.parametrize("neox", [False, True])
+def test_a_part_in_the_middle_of_a_head(backend: GGMLBackend, neox: bool) -> None:
+    random = np.random.default_rng(5)
+    x = random.standard_normal((N, N_HEADS, HEAD_DIM), np.float32)
+    positions = random.integers(0, 50, N).astype(np.int32)
+    options = RopeOptions(n_dims=8, neox=neox, base=BASE, scale=0.5)
+    found = turned(backend, x, positions, replace(options, begin=16))
+    moved = turned(backend, np.roll(x, -16, -1), positions, options)
+    assert np.array_equal(found, np.roll(moved, 16, -1))
+    assert np.array_equal(found[..., :16], x[..., :16])
+    assert not np.array_equal(found[..., 16:24], x[..., 16:24])

@@ -57,6 +57,7 @@ class RopeOptions:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     sections: Sections | None = None  # positions are four a token; pairs are NeoX's
+    begin: int = 0  # the first dimension that is rotated, without sections
 
     @property
     def rotation(self) -> RopeOptions:

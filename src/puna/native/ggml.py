@@ -180,6 +180,7 @@ SHORT = {
     "ggml_soft_max_ext": "p pppff",
     "ggml_soft_max_add_sinks": "v pp",
     "ggml_rope_ext": "p ppppiiiffffff",
+    "ggml_rope_set_offset": "p pi",
     "ggml_rope_multi": "p ppppipiiffffff",
     "ggml_flash_attn_ext": "p pppppfff",
     "ggml_flash_attn_ext_add_sinks": "v pp",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from puna.gguf.reader import GGUFFile
 from puna.ml.attention import AttentionRange, Scoring
 from puna.ml.backend import Context, Use
-from puna.ml.tensor import DType, Tensor
+from puna.ml.tensor import DType, Gate, Tensor
 from puna.nn.declare import gguf
-from puna.nn.layers import LayerNorm, Linear
+from puna.nn.layers import LayerNorm, Linear, RMSNorm, gated
 from puna.nn.projections import QKV
 from puna.vision.metadata import Activation, VisionOptions
 
@@ -126,3 +126,29 @@ class SwappedLayers(Layers):
 
 def layers_of(file: GGUFFile, o: VisionOptions) -> type[Layers]:
     return SwappedLayers if is_swapped(file, o) else Layers
+
+
+@dataclass
+class GatedFeedForward:
+    gate: Linear = gguf("ffn_gate", dims="embd ff")
+    up: Linear = gguf("ffn_up", dims="embd ff")
+    down: Linear = gguf("ffn_down", dims="ff embd")
+
+    def __call__(self, x: Tensor, gate: Gate) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        return self.down(gated(x, gate, self.gate, self.up))
+
+
+@dataclass
+class GatedLayer:
+    """As language models have them."""
+
+    attention: Attention
+    mlp: GatedFeedForward
+    norm1: RMSNorm = gguf("ln1", alt="attn_norm", dims="embd")
+    norm2: RMSNorm = gguf("ln2", alt="ffn_norm", dims="embd")
+
+    def __call__(self, ctx: Context, x: Tensor, o: VisionOptions, gate: Gate, turn: Turn) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
+        x = x + self.attention(ctx, self.norm1(x, o.eps), o, turn)
+        return x + self.mlp(self.norm2(x, o.eps), gate)

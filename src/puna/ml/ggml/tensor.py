@@ -200,6 +200,8 @@ class GGMLTensor:
         stretch = o.original_ctx, o.base, o.scale, o.ext_factor, o.attn_factor, o.beta_fast, o.beta_slow
         if o.sections is None:
             node = g.ggml_rope_ext(*operands, o.n_dims, ROPE_TYPE_NEOX if o.neox else ROPE_TYPE_NORMAL, *stretch)
+            if o.begin:
+                g.ggml_rope_set_offset(node, o.begin)
         else:
             # Where the axes are apart the library counts the pairs as dimensions.
             n_dims = o.n_dims // 2 if o.sections.order is SectionOrder.APART else o.n_dims

@@ -1,0 +1,100 @@
+"""What an image is encoded to and how it stands among tokens, against libmtmd on the same files and pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from puna.vision.model import Placed
+from tests.mtmd_oracle import MARKER, MtmdOracle
+from tests.vision.encoding import Eyes, difference, opened_eyes, picture
+from tests.vision.table import CASES, CASES_IN_ONE, FAMILIES, Family
+
+# libmtmd rounds pixels to half precision before the first product, whatever the weights are.
+MOST = 1e-3
+ROW = -1  # in place of a token
+
+
+class Beside:
+    def __init__(self, family: Family, variant: str, folder: Path) -> None:
+        self.family, self.encoder = family, family.encoder(**family.variants[variant])
+        self.text = family.write_text(folder / "text.gguf")
+        self.projector = self.encoder.save(folder / "projector.gguf")
+        self.eyes = Eyes(self.projector, self.text)
+        self.oracle = MtmdOracle(self.text, self.projector)
+
+    def close(self) -> None:
+        self.oracle.close()
+        self.eyes.close()
+
+
+@pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
+def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    name, variant = request.param
+    found = Beside(FAMILIES[name], variant, tmp_path_factory.mktemp(name))
+    yield found
+    found.close()
+
+
+def encoded(placed: Placed, eyes: Eyes, family: Family) -> list[bool]:
+    """Which of the rows that libmtmd has for an image are the encoder's, and not a token's."""
+    ends = eyes.tokenizer.encode(family.end_of_row, add_special=False) if family.end_of_row else []
+    return [row >= 0 for row, token in zip(placed.rows, placed.tokens, strict=True) if row >= 0 or token in ends]
+
+
+def test_rows_are_libmtmds(beside: Beside) -> None:
+    for width, height in beside.family.sizes:
+        pixels = picture(width, height)
+        found = beside.eyes.rows(pixels)
+        expected = beside.oracle.encoded(beside.family.given(pixels, beside.encoder))
+        kept = encoded(beside.eyes.model.prepare(pixels).placed, beside.eyes, beside.family)
+        assert len(kept) == len(expected), (width, height)
+        assert difference(found, expected[kept]) < MOST, (width, height)
+
+
+def test_tokens_around_an_image_are_libmtmds(beside: Beside) -> None:
+    family, tokenizer = beside.family, beside.eyes.tokenizer
+    ends = tokenizer.encode(family.end_of_row, add_special=False) if family.end_of_row else []
+    for width, height in family.sizes:
+        pixels = picture(width, height)
+        prepared = beside.eyes.model.prepare(pixels)
+        chunks = beside.oracle.chunks(f"the fox{family.prompt.format(MARKER)}the dog", [family.given(pixels, beside.encoder)])
+        expected = [token for chunk in chunks for token in chunk.tokens or [ROW] * chunk.n_tokens]
+        placed = prepared.placed
+        ours = [ROW if row >= 0 or token in ends else token for row, token in zip(placed.rows, placed.tokens, strict=True)]
+        before, after = tokenizer.encode("the fox"), tokenizer.encode("the dog", add_special=False)
+        assert [*before, *ours, *after] == expected
+        assert beside.eyes.model.size(width, height) == (prepared.n_rows, len(placed.tokens))
+        both_ways = {chunk.kind: beside.oracle.sees_both_ways(chunk) for chunk in chunks}
+        assert both_ways["image"] is family.sees_both_ways is bool(placed.bidirectional)
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES_IN_ONE)
+def test_both_kinds_of_file_see_the_same(name: str, variant: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    assert family.save_as_one is not None
+    encoder, text = family.encoder(**family.variants[variant]), family.write_text(tmp_path / "text.gguf")
+    one = family.save_as_one(encoder, text, tmp_path / "one.gguf")
+    with opened_eyes(one, one) as together, opened_eyes(encoder.save(tmp_path / "projector.gguf"), text) as apart:
+        for width, height in family.sizes:
+            pixels = picture(width, height)
+            assert difference(together.rows(pixels), apart.rows(pixels)) < MOST
+            assert together.model.prepare(pixels).placed == apart.model.prepare(pixels).placed
+
+
+def test_layers_may_be_computed_one_by_one(beside: Beside) -> None:
+    pixels = picture(*beside.family.sizes[-1])
+    assert difference(beside.eyes.rows(pixels, at_once=False), beside.eyes.rows(pixels)) < 1e-6
+
+
+def test_an_image_that_differs_in_a_corner_is_another(beside: Beside) -> None:
+    """So that a test above which compares what depends on nothing would be seen."""
+    width, height = beside.family.sizes[0]
+    pixels = picture(width, height)
+    changed = pixels.copy()
+    changed[-height // 4 :, -width // 4 :] ^= 255
+    assert difference(beside.eyes.rows(changed), beside.eyes.rows(pixels)) > 10 * MOST
+    assert np.isfinite(beside.eyes.rows(changed)).all()

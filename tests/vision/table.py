@@ -1,0 +1,94 @@
+"""The families that see, as the tests write them, and where libmtmd takes images otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from puna.vision.model import Pixels
+from tests.vision import gemma3, pixtral
+from tests.vision.files import Encoder
+
+
+def as_it_is(pixels: Pixels, _encoder: Encoder) -> Pixels:
+    return pixels
+
+
+@dataclass(frozen=True)
+class Family:
+    """*given*: what libmtmd is to be given for an image so that it takes the same pixels. *prompt*: what is around an image in
+    a text for libmtmd so that the tokens are the same. *end_of_row*: a token that libmtmd has as a row.
+    """
+
+    write_text: Callable[..., Path]
+    encoder: Callable[..., Encoder]
+    variants: Mapping[str, dict[str, Any]]
+    sizes: tuple[tuple[int, int], ...]
+    save_as_one: Callable[[Encoder, Path, Path], Path] | None = None
+    given: Callable[[Pixels, Encoder], Pixels] = as_it_is
+    prompt: str = "{}"
+    end_of_row: str = ""
+    sees_both_ways: bool = False
+    alone: tuple[str, ...] = ()  # variants that the ancestor has not
+
+
+def _resized(pixels: Pixels, width: int, height: int, how: Image.Resampling) -> Pixels:
+    rows = Image.fromarray(pixels).resize((width, pixels.shape[0]), how)
+    return np.asarray(rows.resize((width, height), how))
+
+
+def _square(pixels: Pixels, encoder: Encoder) -> Pixels:
+    size = encoder.keys["vision.image_size"]
+    return _resized(pixels, size, size, Image.Resampling.BILINEAR)
+
+
+def _whole_cells(pixels: Pixels, encoder: Encoder) -> Pixels:
+    height, width, _ = pixels.shape
+    unit = encoder.keys["vision.patch_size"] * encoder.keys.get("vision.spatial_merge_size", 1)
+    shrink = max(1.0, max(width, height) / encoder.keys["vision.image_size"])
+    width, height = (-(-int(side / shrink) // unit) * unit for side in (width, height))
+    return _resized(pixels, width, height, Image.Resampling.BICUBIC)
+
+
+GEMMA3 = Family(
+    write_text=gemma3.write_text,
+    encoder=gemma3.encoder,
+    variants={
+        "f32": {},
+        "f16": {"dtype": "f16"},
+        "names-of-older-files": {"swapped": True},
+        "no-whole-patches": {"side": 8, "cell": 2, "patch": 15},
+    },
+    sizes=((168, 168), (300, 300), (40, 40), (640, 360), (20, 700)),
+    save_as_one=gemma3.save_as_one,
+    given=_square,
+    prompt="\n\n{}\n\n",
+    sees_both_ways=True,
+    alone=("names-of-older-files",),
+)
+
+PIXTRAL = Family(
+    write_text=pixtral.write_text,
+    encoder=pixtral.encoder,
+    variants={
+        "f32": {},
+        "f16": {"dtype": "f16"},
+        "nothing-merged": {"cell": 1, "biases": True, "act": "gelu"},
+        "three-by-three": {"cell": 3},
+    },
+    sizes=((280, 280), (140, 252), (300, 200), (160, 101), (700, 400), (137, 263)),
+    save_as_one=pixtral.save_as_one,
+    given=_whole_cells,
+    end_of_row="[IMG_BREAK]",
+    alone=("nothing-merged",),
+)
+
+FAMILIES = {"gemma3": GEMMA3, "pixtral": PIXTRAL}
+
+CASES = [(name, variant) for name, family in FAMILIES.items() for variant in family.variants]
+CASES_IN_ONE = [(name, variant) for name, variant in CASES if FAMILIES[name].save_as_one and variant not in FAMILIES[name].alone]
