@@ -13,11 +13,13 @@ from puna.vision.model import VisionModel
 # By what a separate projector file states in clip.projector_type or clip.vision.projector_type.
 PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
+    "qwen2.5vl_merger": "puna.vision.arch.qwen25vl:Qwen25VLVision",
 }
 
 # By the architecture of a file that holds both parts.
 ARCHITECTURES: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
+    "qwen25vl": "puna.vision.arch.qwen25vl:Qwen25VLVision",
 }
 
 
