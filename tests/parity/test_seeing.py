@@ -131,7 +131,7 @@ def test_both_kinds_of_file_see_the_same(seen: Seen, tmp_path: Path) -> None:
     with opened_eyes(one, one) as eyes:
         for size in seen.family.alone:
             pixels = picture(*size)
-            assert difference(eyes.rows(pixels), seen.eyes.rows(pixels)) <= 1e-6
+            assert difference(eyes.rows(pixels), seen.eyes.rows(pixels)) <= WORST  # what is one matrix here may be two there
             ours, theirs = (e.model.prepare(pixels).placed for e in (eyes, seen.eyes))
             assert (ours.tokens, ours.rows, ours.n_positions) == (theirs.tokens, theirs.rows, theirs.n_positions)
     with PunaEngine(one, n_ctx=1024, n_batch=1024) as puna:

@@ -36,6 +36,20 @@ FAMILIES: dict[str, Family] = {
         alone=[(280, 196), (112, 308), (84, 84)],
         fit=Filter.BICUBIC,
     ),
+    "qwen3-vl": Family(
+        write_text=partial(qwen.write_text, architecture="qwen3vl"),
+        encoder=qwen.encoder3,
+        save_as_one=qwen.save3_as_one,
+        alone=[(320, 224), (128, 352), (96, 96)],
+        fit=Filter.BICUBIC,
+    ),
+    "qwen3-vl-moe": Family(
+        write_text=partial(qwen.write_text, architecture="qwen3vlmoe"),
+        encoder=qwen.encoder3,
+        save_as_one=partial(qwen.save3_as_one, architecture="qwen3vlmoe"),
+        alone=[(320, 224), (128, 352), (96, 96)],
+        fit=Filter.BICUBIC,
+    ),
 }
 
 
