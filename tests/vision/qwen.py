@@ -67,6 +67,8 @@ def encoder25(
     return e
 
 
+OF_ANCESTOR = ("block_count", "embedding_length", "attention.head_count", "patch_size", "attention.layer_norm_epsilon")
+
 RENAMED25 = {
     r"^v\.patch_embd\.weight\.1$": "v.patch_embd_1.weight",
     r"^v\.patch_embd\.weight$": "v.patch_embd_0.weight",
@@ -77,8 +79,7 @@ RENAMED25 = {
 
 def save25_as_one(e: Encoder, text: Path, path: Path) -> Path:
     """As the ancestor's converter does."""
-    names = ("block_count", "embedding_length", "attention.head_count", "patch_size", "attention.layer_norm_epsilon")
-    keys = {f"vision.{name}": e.keys[f"vision.{name}"] for name in names}
+    keys = {f"vision.{name}": e.keys[f"vision.{name}"] for name in OF_ANCESTOR}
     pattern, n_layers = e.keys["vision.n_wa_pattern"], e.keys["vision.block_count"]
     keys |= {
         "vision.num_channels": 3,
@@ -156,8 +157,7 @@ def encoder3(
 def save3_as_one(e: Encoder, text: Path, path: Path, architecture: str = "qwen3vl", stated: Sequence[int] = ()) -> Path:
     """As the ancestor's converter does: queries, keys and values apart, both frames in one matrix."""
     one = Encoder(kind=e.kind, tensors=dict(e.tensors))
-    names = ("block_count", "embedding_length", "attention.head_count", "patch_size", "attention.layer_norm_epsilon")
-    names += ("image_mean", "image_std", "spatial_merge_size")
+    names = [*OF_ANCESTOR, "image_mean", "image_std", "spatial_merge_size"]
     layers = [i for i, is_given in enumerate(e.keys["vision.is_deepstack_layers"]) if is_given]
     keys = {f"vision.{name}": e.keys[f"vision.{name}"] for name in names}
     keys |= {"vision.num_channels": 3, "vision.rope.freq_base": 10000.0, "vision.temporal_patch_size": 2}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from puna.vision.interpolated import position_arrays
 
 
-def between(table: np.ndarray, y: float, x: float) -> np.ndarray:
+def between(table: Any, y: float, x: float) -> Any:
     """Of a table [side, side, k] at a place, linearly along each axis."""
     side = len(table)
     low_y, low_x = min(int(y), side - 2), min(int(x), side - 2)
