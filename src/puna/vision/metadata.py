@@ -150,7 +150,14 @@ class VisionOptions:
 
     @classmethod
     def read(
-        cls, meta: VisionMetadata, *, mean: Colour | None = None, std: Colour | None = None, eps: float | None = None
+        cls,
+        meta: VisionMetadata,
+        *,
+        mean: Colour | None = None,
+        std: Colour | None = None,
+        eps: float | None = None,
+        image_size: int | None = None,
+        n_ff: int | None = None,
     ) -> VisionOptions:
         """With values for what a file of the family may leave out.
 
@@ -162,7 +169,7 @@ class VisionOptions:
         if n_embd % n_heads and head_dim == n_embd // n_heads:
             raise FileFormatError(f"{meta.path}: vectors of {n_embd} cannot be split among {n_heads} heads")
         patch_size = meta.integer("vision.patch_size", high=MAX_PATCH_SIZE)
-        image_size = meta.integer("vision.image_size", high=MAX_IMAGE_SIZE)
+        image_size = meta.integer("vision.image_size", default=image_size, high=MAX_IMAGE_SIZE)
         if image_size < patch_size:
             raise FileFormatError(f"{meta.path}: images of {image_size} pixels are smaller than patches of {patch_size}")
         found_std = meta.colour("vision.image_std", default=std)
@@ -171,7 +178,7 @@ class VisionOptions:
         return cls(
             n_layers=meta.integer("vision.block_count", high=MAX_LAYERS),
             n_embd=n_embd,
-            n_ff=meta.integer("vision.feed_forward_length"),
+            n_ff=meta.integer("vision.feed_forward_length", default=n_ff, low=0 if n_ff == 0 else 1),
             n_heads=n_heads,
             head_dim=head_dim,
             patch_size=patch_size,

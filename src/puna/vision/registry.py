@@ -14,12 +14,17 @@ from puna.vision.model import VisionModel
 PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "pixtral": "puna.vision.arch.pixtral:PixtralVision",
+    "qwen2.5vl_merger": "puna.vision.arch.qwen25vl:Qwen25VLVision",
+    "qwen3vl_merger": "puna.vision.arch.qwen3vl:Qwen3VLVision",
 }
 
 # By the architecture of a file that holds both parts.
 ARCHITECTURES: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "mistral3": "puna.vision.arch.pixtral:PixtralVision",
+    "qwen25vl": "puna.vision.arch.qwen25vl:Qwen25VLVision",
+    "qwen3vl": "puna.vision.arch.qwen3vl:Qwen3VLVision",
+    "qwen3vlmoe": "puna.vision.arch.qwen3vl:Qwen3VLVision",
 }
 
 

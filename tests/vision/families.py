@@ -1,0 +1,57 @@
+"""Families that see, with tiny files of each, for the contract of tests/parity/test_seeing.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from puna.vision.model import Pixels
+from puna.vision.pixels import Filter, resized
+from tests.vision import qwen
+from tests.vision.files import Encoder
+
+Size = tuple[int, int]  # width, height
+
+
+@dataclass(frozen=True)
+class Family:
+    """*alone* are sizes of images that neither engine resizes: wide, tall, small. Others are resized by *fit* before libmtmd
+    gets them where its way is another than the published one.
+    """
+
+    write_text: Callable[[Path], Path]
+    encoder: Callable[..., Encoder]
+    save_as_one: Callable[[Encoder, Path, Path], Path]
+    alone: Sequence[Size]
+    fit: Filter
+
+
+FAMILIES: dict[str, Family] = {
+    "qwen2.5-vl": Family(
+        write_text=partial(qwen.write_text, architecture="qwen2vl"),
+        encoder=qwen.encoder25,
+        save_as_one=qwen.save25_as_one,
+        alone=[(280, 196), (112, 308), (84, 84)],
+        fit=Filter.BICUBIC,
+    ),
+    "qwen3-vl": Family(
+        write_text=partial(qwen.write_text, architecture="qwen3vl"),
+        encoder=qwen.encoder3,
+        save_as_one=qwen.save3_as_one,
+        alone=[(320, 224), (128, 352), (96, 96)],
+        fit=Filter.BICUBIC,
+    ),
+    "qwen3-vl-moe": Family(
+        write_text=partial(qwen.write_text, architecture="qwen3vlmoe"),
+        encoder=qwen.encoder3,
+        save_as_one=partial(qwen.save3_as_one, architecture="qwen3vlmoe"),
+        alone=[(320, 224), (128, 352), (96, 96)],
+        fit=Filter.BICUBIC,
+    ),
+}
+
+
+def fitted(family: Family, pixels: Pixels, size: Size) -> Pixels:
+    return resized(pixels, size, family.fit)
