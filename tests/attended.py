@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class Case:
     values_in_keys: bool = False
     is_masked: bool = True  # otherwise there is no mask, and every row sees every cell
     seed: int = 0
+    least_cells: int = 0  # of the pool
 
     @property
     def width_v(self) -> int:
@@ -59,7 +61,8 @@ class Case:
     @property
     def n_cells(self) -> int:
         """The library checks a view's end as if its sequences followed each other without overlap."""
-        return max(r.begin + max(r.stride, r.n_cells) * (r.n_sequences - 1) + r.n_cells for r in self.ranges)
+        needed = max(r.begin + max(r.stride, r.n_cells) * (r.n_sequences - 1) + r.n_cells for r in self.ranges)
+        return max(needed, self.least_cells)
 
     @property
     def scale(self) -> float:
@@ -68,6 +71,8 @@ class Case:
 
 def _stored(values: Floats, dtype: DType) -> tuple[NDArray[np.uint8], Floats]:
     """As a cache holds rows, and what they then are."""
+    if dtype is DType.F32:
+        return values.view(np.uint8).reshape(-1), values
     if dtype is DType.F16:
         half = values.astype(np.float16)
         return half.view(np.uint8).reshape(-1), half.astype(np.float32)
@@ -101,6 +106,23 @@ class Data:
         seen[..., 0] = True
         distance = np.arange(r.n_cells) - last if self.case.max_bias else 0.0
         return np.where(seen, np.broadcast_to(distance, seen.shape), -np.inf).astype(np.float16)
+
+    def each_range(self) -> Iterator[tuple[int, Rows]]:
+        """With the number of its first row."""
+        row = 0
+        for r in self.case.ranges:
+            yield row, r
+            row += r.n_rows * r.n_sequences
+
+    def rows_alone(self, index: int, sequence: int, begin: int, end: int) -> tuple[slice, Data]:
+        """Rows of one sequence of a range as a case of its own over the same cells; which of all rows these are."""
+        first, r = list(self.each_range())[index]
+        alone = copy(self)
+        rows = Rows(end - begin, r.n_cells, begin=r.begin + sequence * r.stride)
+        alone.case = replace(self.case, ranges=(rows,), least_cells=self.case.n_cells)
+        of_all = slice(first + sequence * r.n_rows + begin, first + sequence * r.n_rows + end)
+        alone.query, alone.masks = self.query[of_all], [self.masks[index][sequence : sequence + 1, begin:end]]
+        return of_all, alone
 
     def expected(self) -> NDArray[np.float64]:
         """[n, n_heads, head_dim_v] in double precision."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +110,51 @@ def test_many_ranges_are_several_nodes(tmp_path: Path) -> None:
             run()
             assert error(result(), data.expected()) < EXACT
     backend.close()
+
+
+# As sequences lie in a cache: each at the beginning of its own stretch, of different lengths, some in the middle of a prompt.
+IN_COMPANY = (
+    Rows(1, 256, hidden=0),
+    Rows(1, 768, 3, begin=256, stride=1024, hidden=0),
+    Rows(23, 1024, begin=3328, hidden=0),
+    Rows(2, 512, begin=4352),  # with cells that are others', or forgotten
+    Rows(7, 1536, begin=5120, hidden=0.9),
+)
+HEADS = {"a few heads": (6, 2, 64), "one head of keys": (9, 1, 96), "wide heads": (4, 4, 160)}
+
+
+def mixtures(tmp_path: Path, data: Data, n_threads: int) -> np.ndarray[Any, Any]:
+    backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=n_threads, kernels=KERNELS)
+    try:
+        with prepared(backend, data) as (run, result):
+            run()
+            return result()
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("way", KERNELS.available())
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.Q8_0, DType.Q4_0])
+def test_a_row_s_mixture_does_not_depend_on_its_company(tmp_path: Path, way: str, dtype: DType, heads: str) -> None:
+    """Nor on the number of threads: bit by bit."""
+    n_heads, n_kv_heads, head_dim = HEADS[heads]
+    how = {"softcap": 3.0} if heads == "wide heads" else {"max_bias": 8.0} if heads == "one head of keys" else {}
+    data = Data(Case(IN_COMPANY, head_dim, n_heads, n_kv_heads, dtype=dtype, has_sinks=heads == "a few heads", **how))
+    before = KERNELS.instructions
+    KERNELS.use(way)
+    try:
+        together = mixtures(tmp_path, data, 1)
+        assert error(together, data.expected()) < 1e-4
+        for n_threads in (2, 5):
+            assert np.array_equal(mixtures(tmp_path, data, n_threads), together), n_threads
+        for index, r in enumerate(IN_COMPANY):
+            for begin, end in {(0, r.n_rows), (0, 1), (r.n_rows - 1, r.n_rows), (r.n_rows // 3, r.n_rows // 2 + 1)}:
+                rows, alone = data.rows_alone(index, r.n_sequences - 1, begin, end)
+                n_threads = 1 + begin % 3
+                assert np.array_equal(mixtures(tmp_path, alone, n_threads), together[rows]), (index, begin, end, n_threads)
+    finally:
+        KERNELS.use(before)
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,8 +14,8 @@ struct Held {
   int64_t bytes;  // of one head's values in a cell
 };
 
-// Some query heads' rows of one sequence and some of the cells that they may see. The query heads that share a key head lie
-// together: row r is query head r % group of that key head, of token r / group.
+// Some query heads' rows of one sequence and some of the cells that they may see, whole parts of them. The query heads that share
+// a key head lie together: row r is query head r % group of that key head, of token r / group.
 struct AttentionPiece {
   Held key, value;
   int64_t begin, end;  // cells
@@ -27,16 +27,20 @@ struct AttentionPiece {
   int64_t mask_token;                  // from one token to the next
   float scale, softcap;
   const float* slopes;  // of each query head; null: the mask is added as it is
-  float* found;         // [n_heads][n][found_width(value.width)]
+  float* found;         // [n_heads][n][found_width(value.width)] of each part, or of all parts together
+  int64_t stride;       // floats from a part's to the next one's; 0: together
   void* scratch;        // attention_scratch(piece) bytes
 };
 
-// What a piece finds for a row: the values' sum, weighted by exp(score - largest); the largest; and the sum of the weights.
-static constexpr int64_t found_width(int64_t value_width) { return value_width + 2; }
+static inline int64_t lines_of(int64_t floats) { return (floats + 15) / 16 * 16; }
 
-// Of one row of one query head, what so many pieces found, *stride* floats apart, as shares of one.
+// What is found for a row: the values' sum, weighted by exp(score - largest), with zeros up to a whole line; the largest; and the
+// sum of the weights.
+static inline int64_t found_width(int64_t value_width) { return lines_of(value_width) + 16; }
+
+// Of one row of one query head, what was found in so many parts, *stride* floats apart, as shares of one. It is changed.
 struct Merge {
-  const float* found;
+  float* found;
   int64_t n, stride, width;
   const float* sink;  // null: none
   float* to;
@@ -44,15 +48,14 @@ struct Merge {
 
 constexpr int type_f32 = 0;  // ggml's number
 constexpr int cells_at_once = 64, most_rows = 64;  // of a key head, in one piece
+constexpr int cells_of_part = 256;                 // what they find is put together in their order: the same for any threads
 
 static inline bool can_be_attended(int type) { return type == type_f32 || type == type_f16 || type == type_q8_0 || type == type_q4_0; }
 
-static inline int64_t lines_of(int64_t floats) { return (floats + 15) / 16 * 16; }
-
-static inline int64_t attention_scratch(int64_t n_heads, int64_t n, int64_t key_width, int64_t value_width, int64_t n_cells) {
-  const int64_t widths = lines_of(key_width) + lines_of(value_width), of_heads = n_heads * lines_of(n);
+static inline int64_t attention_scratch(int64_t n_heads, int64_t n, int64_t key_width, int64_t value_width) {
+  const int64_t widths = lines_of(key_width) + 2 * lines_of(value_width), of_heads = n_heads * lines_of(n);
   const int64_t rows = of_heads > most_rows ? of_heads : most_rows;
-  return 4 * (rows * (widths + 2 * 16) + cells_at_once * (widths + 3 * most_rows) + lines_of(n_cells + cells_at_once));
+  return 4 * (rows * (widths + 4 * 16) + cells_at_once * (widths + 2 * most_rows));
 }
 
 struct AttentionInstructions {

@@ -1,7 +1,11 @@
 // Attention: one algorithm for every kind of cache and every instruction set.
 //
-// Cells that no row sees are left out first; the others pass in tiles, and a tile's scores are turned into weights at once, with
-// the largest score so far subtracted (Milakov & Gimelshein 2018; Dao et al. 2022). Scores are kept in base 2.
+// Cells pass in tiles, without those that no row sees, and a tile's scores are turned into weights at once, with the largest
+// score so far subtracted (Milakov & Gimelshein 2018; Dao et al. 2022). Scores are kept in base 2.
+//
+// A row's result has the same bits whatever rows are computed with it and however many threads compute. So everything about a
+// row's sums hangs on the place of the cells that it sees: tiles are stretches of cells, parts are stretches of tiles whose sums
+// are put together in their order, whoever computed them, and both ways below add up in the same order.
 //
 // There are two ways. Few rows of a key head are the queries that share it in a step of decoding: keys and values are read
 // where they are, and registers lie along them; all key heads pass over a tile of cells, so that memory is read in order. Many
@@ -15,12 +19,13 @@
 #include "half.h"
 
 #define PUNA_INLINE inline __attribute__((always_inline))
+#define PUNA_INLINE_LAMBDA __attribute__((always_inline))
 #define PUNA_UNROLL _Pragma("GCC unroll 16")
 
 namespace puna {
 namespace {
 
-constexpr float log2_of_e = 1.44269504f, least = -__builtin_inff();
+constexpr float log2_of_e = 1.44269504f, least = -__builtin_inff(), lowest = -3e38f;
 constexpr half hidden_bits = 0xfc00;
 
 template <class L> PUNA_INLINE typename L::F exp2(typename L::F x) {
@@ -36,9 +41,7 @@ template <class L> PUNA_INLINE typename L::F exp2(typename L::F x) {
 }
 
 template <class L> PUNA_INLINE float exp2_of(float x) {
-  alignas(64) float all[L::width];
-  L::store(all, exp2<L>(L::set(x)));
-  return all[0];
+  return L::first(exp2<L>(L::set(x)));
 }
 
 // 2 / (1 + e^-2x) - 1
@@ -114,8 +117,6 @@ inline bool is_read_in_place(const Held& held, int lanes) { return (held.type ==
 
 // ---- which cells
 
-constexpr int32_t is_mixed = 1 << 30;  // some row does not see the cell, or sees it at a distance
-
 struct Memory {
   char* at;
   template <class T> T* take(int64_t n) {
@@ -125,10 +126,22 @@ struct Memory {
   }
 };
 
-// The cells that tokens [first, end) see, in order; how many those are.
-template <class L> inline int64_t seen_cells(const AttentionPiece& p, int64_t first, int64_t end, int32_t* cells) {
-  int64_t n = 0;
-  for (int64_t c = p.begin; c < p.end; c += cells_at_once) {
+// Cells that pass together: of a stretch of cells_at_once those that some token sees. Which stretch, and where in it a cell
+// lies, is the same for every row that sees the cell, whatever others do.
+struct Tile {
+  int64_t begin, n;
+  bool is_whole;  // the first n of the stretch, without gaps
+  bool mixed;     // some token does not see one of them, or sees it at a distance
+  int32_t cell[cells_at_once];
+
+  int64_t place(int64_t i) const { return cell[i] - begin; }
+  int64_t end() const { return n ? place(n - 1) + 1 : 0; }
+};
+
+// The next tile from the stretch at *c* on that tokens [first, end) see something of, or one of no cells.
+template <class L> inline void find_tile(const AttentionPiece& p, int64_t first, int64_t end, int64_t& c, Tile& tile) {
+  tile.n = 0;
+  for (; c < p.end && !tile.n; c += cells_at_once) {
     const int64_t count = p.end - c < cells_at_once ? p.end - c : cells_at_once;
     bool all = count == cells_at_once, none = all;
     for (int64_t t = first; t < end && (all || none); t++) {
@@ -137,38 +150,33 @@ template <class L> inline int64_t seen_cells(const AttentionPiece& p, int64_t fi
       none = none && L::are_all(mask, hidden_bits);
     }
     if (none) continue;
+    tile.begin = c;
+    tile.mixed = false;
     if (all) {
-      for (int64_t i = 0; i < count; i++) cells[n + i] = static_cast<int32_t>(c + i);
-      n += count;
-      continue;
-    }
-    bool seen[cells_at_once] = {}, mixed[cells_at_once] = {};
-    for (int64_t t = first; t < end; t++) {
-      const half* mask = p.mask + t * p.mask_token + c;
-      for (int64_t i = 0; i < count; i++) {
-        seen[i] |= mask[i] != hidden_bits;
-        mixed[i] |= mask[i] != 0;
+      for (int64_t i = 0; i < count; i++) tile.cell[i] = static_cast<int32_t>(c + i);
+      tile.n = count;
+    } else {
+      bool seen[cells_at_once] = {}, mixed[cells_at_once] = {};
+      for (int64_t t = first; t < end; t++) {
+        const half* mask = p.mask + t * p.mask_token + c;
+        for (int64_t i = 0; i < count; i++) {
+          seen[i] |= mask[i] != hidden_bits;
+          mixed[i] |= mask[i] != 0;
+        }
       }
+      for (int64_t i = 0; i < count; i++)
+        if (seen[i]) {
+          tile.mixed |= mixed[i];
+          tile.cell[tile.n++] = static_cast<int32_t>(c + i);
+        }
     }
-    for (int64_t i = 0; i < count; i++)
-      if (seen[i]) cells[n++] = static_cast<int32_t>(c + i) | (mixed[i] ? is_mixed : 0);
+    tile.is_whole = tile.end() == tile.n;
+    tile.mixed |= !tile.is_whole;
   }
-  return n;
 }
 
-// Some cells that pass together.
-struct Tile {
-  int64_t n;
-  bool mixed;
-  int32_t cell[cells_at_once];
-
-  Tile(const int32_t* cells, int64_t n) : n(n), mixed(false) {
-    for (int64_t i = 0; i < n; i++) {
-      mixed |= (cells[i] & is_mixed) != 0;
-      cell[i] = cells[i] & ~is_mixed;
-    }
-  }
-};
+// Whether a tile is the last of its part.
+inline bool ends_part(const Tile& tile, const Tile& next) { return !next.n || next.begin / cells_of_part != tile.begin / cells_of_part; }
 
 inline const uint8_t* row_of(const Held& held, int64_t cell, int64_t head) { return held.data + cell * held.cell + head * held.head; }
 
@@ -210,9 +218,50 @@ struct Scores {
       : factor(p.softcap > 0 ? p.scale / p.softcap : p.scale * log2_of_e), cap(p.softcap * log2_of_e), mask(log2_of_e) {}
 };
 
+// ---- parts put together
+
+// Sums and their totals from *top* and *other* up to the larger of the two.
+template <class L> PUNA_INLINE void bring_together(typename L::F& top, typename L::F other, typename L::F& factor, typename L::F& of_other) {
+  const auto largest = L::larger(other, top), base = L::larger(largest, L::set(lowest));
+  factor = exp2<L>(L::less(top, base));
+  of_other = exp2<L>(L::less(other, base));
+  top = largest;
+}
+
+// One row's found sums with another's, of cells that come after them.
+template <class L> inline void add_found(float* to, const float* other, int64_t width) {
+  float *last = to + lines_of(width);
+  const float* of_last = other + lines_of(width);
+  auto top = L::set(last[0]), factor = top, of_other = top;
+  bring_together<L>(top, L::set(of_last[0]), factor, of_other);
+  for (int64_t k = 0; k < lines_of(width); k += L::width)
+    L::store(to + k, L::multiply_add(L::load(other + k), of_other, L::times(L::load(to + k), factor)));
+  const auto total = L::multiply_add(L::set(of_last[1]), of_other, L::times(L::set(last[1]), factor));
+  last[0] = L::first(top), last[1] = L::first(total);
+}
+
+inline bool is_empty(const float* found, int64_t width) { return found[lines_of(width)] == least && found[lines_of(width) + 1] == 0; }
+
+// Where what is found of the part at *cell* goes: to a place of its own, or to what was found before it.
+inline float* place_of_part(const AttentionPiece& p, int64_t cell) {
+  return p.found + (cell / cells_of_part - p.begin / cells_of_part) * p.stride;
+}
+
+// Of all parts: nothing was found yet.
+inline void empty_all(const AttentionPiece& p) {
+  const int64_t parts = p.stride ? (p.end + cells_of_part - 1) / cells_of_part - p.begin / cells_of_part : 1, width = found_width(p.value.width);
+  for (int64_t part = 0; part < parts; part++)
+    for (int64_t i = 0; i < p.n_heads * p.n; i++) {
+      float* last = p.found + part * p.stride + i * width + lines_of(p.value.width);
+      last[0] = least, last[1] = 0;
+    }
+}
+
 inline float slope_of(const AttentionPiece& p, int64_t query_head) { return p.slopes ? p.slopes[query_head] : 1.0f; }
 
 // ---- few rows
+
+template <class L> constexpr int few_rows = L::width / 2;
 
 template <class L, class Row, int M> inline void dots(const float* q, int64_t q_row, const Rows& keys, int64_t n, int64_t width, float* s) {
   typedef typename L::F F;
@@ -291,14 +340,14 @@ template <class L, class Row> inline void all_mixed(int64_t rows, const float* w
   }
 }
 
-// Scores of one row and tile to weights: what earlier sums must be multiplied with.
-template <class L> inline float weigh(float* s, int64_t n, const Scores& how, const float* added, float added_factor, float& top, float& total) {
+// Scores of one row and tile to weights: what earlier sums must be multiplied with, and the sums of every L::width-th weight.
+template <class L> inline float weigh(float* s, int64_t n, const Scores& how, const float* added, float added_factor, float& top, typename L::F& sums) {
   typedef typename L::F F;
   F largest = L::set(top);
   for (int64_t i = 0; i < n; i += L::width) {
     F v = L::load(s + i);
     if (how.cap > 0) v = L::times(L::set(how.cap), tanh<L>(v));
-    if (added) v = L::multiply_add(L::load(added + i), L::set(added_factor), v);
+    if (added) v = L::add(v, L::times(L::load(added + i), L::set(added_factor)));
     if (i + L::width > n) {  // beyond the last cell
       alignas(64) float all[L::width];
       L::store(all, v);
@@ -308,7 +357,7 @@ template <class L> inline float weigh(float* s, int64_t n, const Scores& how, co
     L::store(s + i, v);
     largest = L::larger(v, largest);
   }
-  const float above = L::largest(largest), base = above == least ? 0.0f : above;
+  const float above = L::largest(largest), base = above < lowest ? lowest : above;
   F sum = L::zero();
   for (int64_t i = 0; i < n; i += L::width) {
     const F weight = exp2<L>(L::less(L::load(s + i), L::set(base)));
@@ -316,25 +365,34 @@ template <class L> inline float weigh(float* s, int64_t n, const Scores& how, co
     sum = L::add(sum, weight);
   }
   const float kept = top == above ? 1.0f : exp2_of<L>(top - base);
-  total = total * kept + L::sum(sum);
+  sums = sum;
   top = above;
   return kept;
 }
 
+// Scores of the cells of a tile to their places in its stretch, and the weights back.
+inline void spread(const Tile& tile, float* s) {
+  float all[cells_at_once];
+  for (int64_t i = 0; i < tile.end(); i++) all[i] = least;
+  for (int64_t i = 0; i < tile.n; i++) all[tile.place(i)] = s[i];
+  memcpy(s, all, static_cast<size_t>(4 * tile.end()));
+}
+
+inline void gather(const Tile& tile, float* s) {
+  for (int64_t i = 0; i < tile.n; i++) s[i] = s[tile.place(i)];
+}
+
 template <class L> inline void attend_few(const AttentionPiece& p) {
-  const int64_t key_width = lines_of(p.key.width), value_width = lines_of(p.value.width), group = p.group;
+  const int64_t key_width = lines_of(p.key.width), value_width = lines_of(p.value.width), group = p.group, rows = p.n_heads * p.n;
   const int64_t first_token = p.first / group, end_token = (p.first + p.n - 1) / group + 1;
   const Scores how(p);
   Memory memory{static_cast<char*>(p.scratch)};
-  float* q = memory.take<float>(p.n_heads * p.n * key_width);
-  float* sums = memory.take<float>(p.n_heads * p.n * value_width);
-  float* tops = memory.take<float>(p.n_heads * p.n);
-  float* totals = memory.take<float>(p.n_heads * p.n);
+  float* q = memory.take<float>(rows * key_width);
+  float* sums = memory.take<float>(rows * found_width(p.value.width));
   float* keys = memory.take<float>(cells_at_once * key_width);
   float* values = memory.take<float>(cells_at_once * value_width);
   float* s = memory.take<float>(p.n * cells_at_once);
   float* added = memory.take<float>((end_token - first_token) * cells_at_once);
-  int32_t* cells = memory.take<int32_t>(p.end - p.begin + cells_at_once);
   for (int64_t h = 0; h < p.n_heads; h++)
     for (int64_t i = 0; i < p.n; i++) {
       const int64_t token = (p.first + i) / group, head = (p.first_head + h) * group + (p.first + i) % group;
@@ -343,20 +401,28 @@ template <class L> inline void attend_few(const AttentionPiece& p) {
       for (int64_t k = 0; k < p.key.width; k++) to[k] = from[k] * how.factor;
       for (int64_t k = p.key.width; k < key_width; k++) to[k] = 0;
     }
-  memset(sums, 0, static_cast<size_t>(4 * p.n_heads * p.n * value_width));
-  for (int64_t i = 0; i < p.n_heads * p.n; i++) tops[i] = least, totals[i] = 0;
+  const int64_t width = found_width(p.value.width);
+  const auto clear = [&] {
+    for (int64_t i = 0; i < rows; i++) {
+      memset(sums + i * width, 0, static_cast<size_t>(4 * width));
+      sums[i * width + value_width] = least;
+    }
+  };
+  clear();
+  empty_all(p);
   const bool keys_in_place = is_read_in_place(p.key, L::width), values_in_place = is_read_in_place(p.value, L::width);
-  const int64_t n_cells = seen_cells<L>(p, first_token, end_token, cells);
-  for (int64_t begin = 0; begin < n_cells; begin += cells_at_once) {
-    const Tile tile(cells + begin, n_cells - begin < cells_at_once ? n_cells - begin : cells_at_once);
-    const int64_t n = tile.n, after = n_cells - begin - n;
-    const Tile next(cells + begin + n, after < cells_at_once ? after : cells_at_once);
+  int64_t c = p.begin;
+  bool is_first = true;
+  Tile tile, next;
+  for (find_tile<L>(p, first_token, end_token, c, tile); tile.n; tile = next) {
+    find_tile<L>(p, first_token, end_token, c, next);
+    const int64_t n = tile.n;
     if (tile.mixed)
       for (int64_t t = first_token; t < end_token; t++)
-        for (int64_t i = 0; i < n; i++) added[(t - first_token) * cells_at_once + i] = from_half(p.mask[t * p.mask_token + tile.cell[i]]);
+        for (int64_t i = 0; i < tile.end(); i++) added[(t - first_token) * cells_at_once + i] = from_half(p.mask[t * p.mask_token + tile.begin + i]);
     for (int64_t h = 0; h < p.n_heads; h++) {
       Rows key = rows_of(p.key, tile, next, p.first_head + h), value = rows_of(p.value, tile, next, p.first_head + h);
-      float* of_head = sums + h * p.n * value_width;
+      float* of_head = sums + h * p.n * width;
       const float* query = q + h * p.n * key_width;
       if (keys_in_place && p.key.type == type_f16) {
         all_dots<L, HalfRow>(p.n, query, key_width, key, n, p.key.width, s);
@@ -366,38 +432,52 @@ template <class L> inline void attend_few(const AttentionPiece& p) {
         unpack_all<L>(key, n, p.key, keys);
         all_dots<L, FloatRow>(p.n, query, key_width, key, n, key_width, s);
       }
+      typename L::F totals[few_rows<L> + 3];
+      float factors[few_rows<L> + 3];
       for (int64_t i = 0; i < p.n; i++) {
         const int64_t head = (p.first_head + h) * group + (p.first + i) % group;
         const float* of_token = tile.mixed ? added + ((p.first + i) / group - first_token) * cells_at_once : nullptr;
-        const float kept = weigh<L>(s + i * cells_at_once, n, how, of_token, how.mask * slope_of(p, head), tops[h * p.n + i], totals[h * p.n + i]);
+        float *of_row = of_head + i * width, *scores = s + i * cells_at_once;
+        if (!tile.is_whole) spread(tile, scores);
+        const float kept = weigh<L>(scores, tile.end(), how, of_token, how.mask * slope_of(p, head), of_row[value_width], totals[i]);
+        factors[i] = kept;
+        if (!tile.is_whole) gather(tile, scores);
         if (kept != 1.0f)
-          for (int64_t k = 0; k < value_width; k += L::width)
-            L::store(of_head + i * value_width + k, L::times(L::load(of_head + i * value_width + k), L::set(kept)));
+          for (int64_t k = 0; k < value_width; k += L::width) L::store(of_row + k, L::times(L::load(of_row + k), L::set(kept)));
+      }
+      for (int64_t i = p.n; i < (p.n + 3) / 4 * 4; i++) totals[i] = L::zero();
+      for (int64_t i = 0; i < p.n; i += 4) {
+        float four[4];
+        L::store_sums(four, totals[i], totals[i + 1], totals[i + 2], totals[i + 3]);
+        for (int64_t k = i; k < p.n && k < i + 4; k++) {
+          float& total = of_head[k * width + value_width + 1];
+          total = L::first(L::multiply_add(L::set(total), L::set(factors[k]), L::set(four[k - i])));
+        }
       }
       if (values_in_place && p.value.type == type_f16) {
-        all_mixed<L, HalfRow>(p.n, s, value, n, p.value.width, of_head, value_width);
+        all_mixed<L, HalfRow>(p.n, s, value, n, p.value.width, of_head, width);
       } else if (values_in_place) {
-        all_mixed<L, Q8Row>(p.n, s, value, n, p.value.width, of_head, value_width);
+        all_mixed<L, Q8Row>(p.n, s, value, n, p.value.width, of_head, width);
       } else {
         unpack_all<L>(value, n, p.value, values);
-        all_mixed<L, FloatRow>(p.n, s, value, n, value_width, of_head, value_width);
+        all_mixed<L, FloatRow>(p.n, s, value, n, value_width, of_head, width);
       }
     }
-  }
-  const int64_t width = found_width(p.value.width);
-  for (int64_t i = 0; i < p.n_heads * p.n; i++) {
-    memcpy(p.found + i * width, sums + i * value_width, static_cast<size_t>(4 * p.value.width));
-    p.found[i * width + p.value.width] = tops[i];
-    p.found[i * width + p.value.width + 1] = totals[i];
+    if (!ends_part(tile, next)) continue;
+    float* found = place_of_part(p, tile.begin);
+    if (p.stride || is_first) memcpy(found, sums, static_cast<size_t>(4 * rows * width));
+    else for (int64_t i = 0; i < rows; i++) add_found<L>(found + i * width, sums + i * width, p.value.width);
+    is_first = false;
+    if (next.n) clear();
   }
 }
 
 // ---- many rows: [..][most_rows], of which *vectors* registers are used
 
-template <class L, int M, int N, bool more> inline void tile_of(const float* a, int64_t a_row, int64_t a_next, const float* b, int64_t n, float* c) {
+template <class L, int M, int N> inline void tile_of(const float* a, int64_t a_row, int64_t a_next, const float* b, int64_t n, float* c) {
   typename L::F sums[M][N];
   PUNA_UNROLL for (int m = 0; m < M; m++)
-    PUNA_UNROLL for (int k = 0; k < N; k++) sums[m][k] = more ? L::load(c + m * most_rows + k * L::width) : L::zero();
+    PUNA_UNROLL for (int k = 0; k < N; k++) sums[m][k] = L::load(c + m * most_rows + k * L::width);
   for (int64_t i = 0; i < n; i++) {
     typename L::F right[N];
     PUNA_UNROLL for (int k = 0; k < N; k++) right[k] = L::load(b + i * most_rows + k * L::width);
@@ -410,29 +490,96 @@ template <class L, int M, int N, bool more> inline void tile_of(const float* a, 
     PUNA_UNROLL for (int k = 0; k < N; k++) L::store(c + m * most_rows + k * L::width, sums[m][k]);
 }
 
-template <class L, int N, bool more, int M = L::tile_rows> PUNA_INLINE void tile_of_rows(int64_t rows, const float* a, int64_t a_row, int64_t a_next, const float* b, int64_t n, float* c) {
-  if (rows == M) tile_of<L, M, N, more>(a, a_row, a_next, b, n, c);
-  else if constexpr (M > 1) tile_of_rows<L, N, more, M - 1>(rows, a, a_row, a_next, b, n, c);
+template <class L, int N, int M = L::tile_rows> PUNA_INLINE void tile_of_rows(int64_t rows, const float* a, int64_t a_row, int64_t a_next, const float* b, int64_t n, float* c) {
+  if (rows == M) tile_of<L, M, N>(a, a_row, a_next, b, n, c);
+  else if constexpr (M > 1) tile_of_rows<L, N, M - 1>(rows, a, a_row, a_next, b, n, c);
 }
 
-template <class L, bool more, int N = L::tile_vectors> PUNA_INLINE void multiply_vectors(int64_t vectors, int64_t rows, const float* a, int64_t a_row, int64_t a_next, const float* b, int64_t n, float* c) {
+template <class L, int N = L::tile_vectors> PUNA_INLINE void multiply_vectors(int64_t vectors, int64_t rows, const float* a, int64_t a_row, int64_t a_next, const float* b, int64_t n, float* c) {
   if (vectors == N) {
     const int64_t parts = (rows + L::tile_rows - 1) / L::tile_rows;
     for (int64_t i = 0; i < parts; i++) {
       const int64_t r = rows * i / parts;
-      tile_of_rows<L, N, more>(rows * (i + 1) / parts - r, a + r * a_row, a_row, a_next, b, n, c + r * most_rows);
+      tile_of_rows<L, N>(rows * (i + 1) / parts - r, a + r * a_row, a_row, a_next, b, n, c + r * most_rows);
     }
   } else if constexpr (N > 1) {
-    multiply_vectors<L, more, N - 1>(vectors, rows, a, a_row, a_next, b, n, c);
+    multiply_vectors<L, N - 1>(vectors, rows, a, a_row, a_next, b, n, c);
   }
 }
 
-// c[rows][] = (or, with more, +=) sum over n of a[rows][n] b[n][]
-template <class L, bool more> inline void multiply(int64_t vectors, int64_t rows, const float* a, int64_t a_row, int64_t a_next, const float* b, int64_t n, float* c) {
+// c[rows][] += sum over n of a[rows][n] b[n][]
+template <class L> inline void multiply(int64_t vectors, int64_t rows, const float* a, int64_t a_row, int64_t a_next, const float* b, int64_t n, float* c) {
   for (int64_t v = 0; v < vectors; v += L::tile_vectors) {
     const int64_t now = vectors - v < L::tile_vectors ? vectors - v : L::tile_vectors;
-    multiply_vectors<L, more>(now, rows, a, a_row, a_next, b + v * L::width, n, c + v * L::width);
+    multiply_vectors<L>(now, rows, a, a_row, a_next, b + v * L::width, n, c + v * L::width);
   }
+}
+
+// Scores s[cells][] of keys [cells][key_row] with q[width][], of M cells and N registers of rows: each sum in the order in which
+// few rows have it, those of every L::width-th number first.
+template <class L, int M, int N> struct SomeSums {
+  typename L::F v[M][N];
+};
+
+template <class L, int M, int N> inline void score(const float* keys, int64_t key_row, const float* q, int64_t width, float* s) {
+  using Sums = SomeSums<L, M, N>;
+  const auto of_lane = [&](int64_t lane) PUNA_INLINE_LAMBDA {
+    Sums sums;
+    PUNA_UNROLL for (int m = 0; m < M; m++)
+      PUNA_UNROLL for (int k = 0; k < N; k++) sums.v[m][k] = L::zero();
+    for (int64_t i = lane; i < width; i += L::width) {
+      typename L::F right[N];
+      PUNA_UNROLL for (int k = 0; k < N; k++) right[k] = L::load(q + i * most_rows + k * L::width);
+      PUNA_UNROLL for (int m = 0; m < M; m++) {
+        const auto left = L::set(keys[m * key_row + i]);
+        PUNA_UNROLL for (int k = 0; k < N; k++) sums.v[m][k] = L::multiply_add(left, right[k], sums.v[m][k]);
+      }
+    }
+    return sums;
+  };
+  const auto add = [](Sums a, const Sums& b) PUNA_INLINE_LAMBDA {
+    PUNA_UNROLL for (int m = 0; m < M; m++)
+      PUNA_UNROLL for (int k = 0; k < N; k++) a.v[m][k] = L::add(a.v[m][k], b.v[m][k]);
+    return a;
+  };
+  const Sums all = L::in_order(of_lane, add);
+  PUNA_UNROLL for (int m = 0; m < M; m++)
+    PUNA_UNROLL for (int k = 0; k < N; k++) L::store(s + m * most_rows + k * L::width, all.v[m][k]);
+}
+
+template <class L, int N = L::score_vectors> PUNA_INLINE void score_vectors(int64_t vectors, int64_t n, const float* keys, int64_t key_row, const float* q, int64_t width, float* s) {
+  if (vectors == N) {
+    int64_t i = 0;
+    for (; i + L::score_rows <= n; i += L::score_rows) score<L, L::score_rows, N>(keys + i * key_row, key_row, q, width, s + i * most_rows);
+    for (; i < n; i++) score<L, 1, N>(keys + i * key_row, key_row, q, width, s + i * most_rows);
+  } else if constexpr (N > 1) {
+    score_vectors<L, N - 1>(vectors, n, keys, key_row, q, width, s);
+  }
+}
+
+template <class L> inline void score_all(int64_t vectors, int64_t n, const float* keys, int64_t key_row, const float* q, int64_t width, float* s) {
+  for (int64_t v = 0; v < vectors; v += L::score_vectors) {
+    const int64_t now = vectors - v < L::score_vectors ? vectors - v : L::score_vectors;
+    score_vectors<L>(now, n, keys, key_row, q + v * L::width, width, s + v * L::width);
+  }
+}
+
+// The sum of a tile's weights s[cells][], of one register of rows, in the order in which few rows have it.
+template <class L> inline typename L::F sum_of_weights(const Tile& tile, float* s) {
+  typename L::F sums[L::width];
+  PUNA_UNROLL for (int l = 0; l < L::width; l++) sums[l] = L::zero();
+  if (tile.is_whole) {
+    int64_t i = 0;
+    for (; i + L::width <= tile.n; i += L::width)
+      PUNA_UNROLL for (int l = 0; l < L::width; l++) sums[l] = L::add(sums[l], L::load(s + (i + l) * most_rows));
+    for (; i < tile.n; i++) sums[i % L::width] = L::add(sums[i % L::width], L::load(s + i * most_rows));
+  } else {
+    for (int64_t i = 0; i < tile.n; i++) {
+      auto& sum = sums[tile.place(i) % L::width];
+      sum = L::add(sum, L::load(s + i * most_rows));
+    }
+  }
+  return L::in_order([&](int64_t l) { return sums[l]; }, [](typename L::F a, typename L::F b) { return L::add(a, b); });
 }
 
 template <class L> inline void attend_many(const AttentionPiece& p) {
@@ -443,39 +590,51 @@ template <class L> inline void attend_many(const AttentionPiece& p) {
   const bool values_in_keys = p.key.data == p.value.data && p.key.cell == p.value.cell && p.key.head == p.value.head && p.key.type == p.value.type;
   const Scores how(p);
   Memory memory{static_cast<char*>(p.scratch)};
-  float* q = memory.take<float>(p.key.width * most_rows);
-  float* sums = memory.take<float>(p.value.width * most_rows);
+  float* q = memory.take<float>(key_width * most_rows);
+  float* sums = memory.take<float>(value_width * most_rows);
   float* tops = memory.take<float>(most_rows);
   float* totals = memory.take<float>(most_rows);
+  float* earlier = memory.take<float>(value_width * most_rows);  // the same of the parts before
+  float* earlier_tops = memory.take<float>(most_rows);
+  float* earlier_totals = memory.take<float>(most_rows);
   float* keys = memory.take<float>(cells_at_once * key_width);
   float* values = memory.take<float>(cells_at_once * value_width);
   float* s = memory.take<float>(cells_at_once * most_rows);
   float* added = memory.take<float>(cells_at_once * most_rows);
-  int32_t* cells = memory.take<int32_t>(p.end - p.begin + cells_at_once);
   memset(added, 0, sizeof(float) * cells_at_once * most_rows);  // of rows that there are not, too
-  const int64_t n_cells = seen_cells<L>(p, first_token, end_token, cells);
+  empty_all(p);
   for (int64_t h = 0; h < p.n_heads; h++) {
     float slopes[most_rows];
     for (int64_t i = 0; i < most_rows; i++) {
-      if (i >= p.n) {
-        for (int64_t k = 0; k < p.key.width; k++) q[k * most_rows + i] = 0;
-        slopes[i] = 0;
-        continue;
-      }
+      const bool is_row = i < p.n;
       const int64_t token = (p.first + i) / group, head = (p.first_head + h) * group + (p.first + i) % group;
       const float* from = reinterpret_cast<const float*>(p.query + token * p.query_token + head * p.query_head);
-      for (int64_t k = 0; k < p.key.width; k++) q[k * most_rows + i] = from[k] * how.factor;
-      slopes[i] = how.mask * slope_of(p, head);
+      for (int64_t k = 0; k < key_width; k++) q[k * most_rows + i] = is_row && k < p.key.width ? from[k] * how.factor : 0.0f;
+      slopes[i] = is_row ? how.mask * slope_of(p, head) : 0.0f;
     }
-    memset(sums, 0, static_cast<size_t>(4 * p.value.width * most_rows));
-    for (int i = 0; i < most_rows; i++) tops[i] = least, totals[i] = 0;
-    for (int64_t begin = 0; begin < n_cells; begin += cells_at_once) {
-      const Tile tile(cells + begin, n_cells - begin < cells_at_once ? n_cells - begin : cells_at_once);
-      const int64_t n = tile.n, after = n_cells - begin - n;
-      const Tile next(cells + begin + n, after < cells_at_once ? after : cells_at_once);
+    const auto clear = [&] {
+      memset(sums, 0, static_cast<size_t>(4 * value_width * most_rows));
+      for (int i = 0; i < most_rows; i++) tops[i] = least, totals[i] = 0;
+    };
+    const auto leave = [&](float* found, const float* of_sums, const float* of_tops, const float* of_totals) {
+      const int64_t width = found_width(p.value.width);
+      for (int64_t i = 0; i < p.n; i++) {
+        float* to = found + (h * p.n + i) * width;
+        for (int64_t k = 0; k < value_width; k++) to[k] = of_sums[k * most_rows + i];
+        to[value_width] = of_tops[i];
+        to[value_width + 1] = of_totals[i];
+      }
+    };
+    clear();
+    int64_t c = p.begin;
+    bool is_first = true, starts_part = true;
+    Tile tile, next;
+    for (find_tile<L>(p, first_token, end_token, c, tile); tile.n; tile = next) {
+      find_tile<L>(p, first_token, end_token, c, next);
+      const int64_t n = tile.n;
       Rows key = rows_of(p.key, tile, next, p.first_head + h);
       unpack_all<L>(key, n, p.key, keys);
-      multiply<L, false>(vectors, n, keys, key_width, 1, q, p.key.width, s);
+      score_all<L>(vectors, n, keys, key_width, q, key_width, s);
       if (tile.mixed)
         for (int64_t i = 0; i < n; i++)
           for (int64_t t = first_token, r = 0; r < p.n; t++) {
@@ -494,36 +653,46 @@ template <class L> inline void attend_many(const AttentionPiece& p) {
           top = L::larger(score, top);
         }
         L::store(tops + v, top);
-        const F base = L::larger(top, L::set(-3e38f));  // where nothing is seen yet
-        F total = L::zero();
-        for (int64_t i = 0; i < n; i++) {
-          const F weight = exp2<L>(L::less(L::load(s + i * most_rows + v), base));
-          L::store(s + i * most_rows + v, weight);
-          total = L::add(total, weight);
-        }
+        const F base = L::larger(top, L::set(lowest));  // where nothing is seen yet
+        for (int64_t i = 0; i < n; i++) L::store(s + i * most_rows + v, exp2<L>(L::less(L::load(s + i * most_rows + v), base)));
         const F kept = exp2<L>(L::less(before, base));
-        L::store(totals + v, L::multiply_add(L::load(totals + v), kept, total));
-        if (begin && L::largest(L::less(base, L::larger(before, L::set(-3e38f)))) > 0)
+        L::store(totals + v, L::multiply_add(L::load(totals + v), kept, sum_of_weights<L>(tile, s + v)));
+        if (!starts_part && L::largest(L::less(base, L::larger(before, L::set(lowest)))) > 0)
           for (int64_t k = 0; k < p.value.width; k++) L::store(sums + k * most_rows + v, L::times(L::load(sums + k * most_rows + v), kept));
       }
+      starts_part = false;
       const float* of_cells = values_in_keys ? keys : values;
       const int64_t of_cell = values_in_keys ? key_width : value_width;
       Rows value = rows_of(p.value, tile, next, p.first_head + h);
       if (!values_in_keys)
         unpack_all<L>(value, n, p.value, values);
-      multiply<L, true>(vectors, p.value.width, of_cells, 1, of_cell, s, n, sums);
+      multiply<L>(vectors, p.value.width, of_cells, 1, of_cell, s, n, sums);
+      if (!ends_part(tile, next)) continue;
+      if (p.stride) {
+        leave(place_of_part(p, tile.begin), sums, tops, totals);
+      } else if (is_first) {
+        float* other = sums;
+        sums = earlier, earlier = other;
+        memcpy(earlier_tops, tops, sizeof(float) * most_rows);
+        memcpy(earlier_totals, totals, sizeof(float) * most_rows);
+      } else {
+        for (int64_t v = 0; v < vectors * L::width; v += L::width) {
+          F top = L::load(earlier_tops + v), factor = top, of_other = top;
+          bring_together<L>(top, L::load(tops + v), factor, of_other);
+          L::store(earlier_tops + v, top);
+          L::store(earlier_totals + v, L::multiply_add(L::load(totals + v), of_other, L::times(L::load(earlier_totals + v), factor)));
+          for (int64_t k = 0; k < p.value.width; k++) {
+            float* to = earlier + k * most_rows + v;
+            L::store(to, L::multiply_add(L::load(sums + k * most_rows + v), of_other, L::times(L::load(to), factor)));
+          }
+        }
+      }
+      is_first = false, starts_part = true;
+      if (next.n) clear();
     }
-    const int64_t width = found_width(p.value.width);
-    for (int64_t i = 0; i < p.n; i++) {
-      float* to = p.found + (h * p.n + i) * width;
-      for (int64_t k = 0; k < p.value.width; k++) to[k] = sums[k * most_rows + i];
-      to[p.value.width] = tops[i];
-      to[p.value.width + 1] = totals[i];
-    }
+    if (!p.stride && !is_first) leave(p.found, earlier, earlier_tops, earlier_totals);
   }
 }
-
-template <class L> constexpr int few_rows = L::width / 2;
 
 template <class L> void attend(const AttentionPiece& p) {
   if (p.n <= few_rows<L>) attend_few<L>(p);
@@ -531,26 +700,22 @@ template <class L> void attend(const AttentionPiece& p) {
 }
 
 template <class L> void merge(const Merge& m) {
-  const float sink = m.sink ? *m.sink * log2_of_e : least;
-  float top = sink;
-  for (int64_t i = 0; i < m.n; i++) {
-    const float other = m.found[i * m.stride + m.width];
-    if (!(other <= top)) top = other;
-  }
-  const float base = top == least ? 0.0f : top;
-  float total = m.sink ? exp2_of<L>(sink - base) : 0.0f;
-  for (int64_t i = 0; i < m.n; i++) total += m.found[i * m.stride + m.width + 1] * exp2_of<L>(m.found[i * m.stride + m.width] - base);
-  const float share = total == 0.0f ? 0.0f : 1.0f / total;
-  for (int64_t i = 0; i < m.n; i++) {
-    const float* found = m.found + i * m.stride;
-    const float factor = exp2_of<L>(found[m.width] - base) * share;
-    int64_t k = 0;
-    for (; k + L::width <= m.width; k += L::width) {
-      const auto part = L::times(L::load(found + k), L::set(factor));
-      L::store(m.to + k, i ? L::add(L::load(m.to + k), part) : part);
-    }
-    for (; k < m.width; k++) m.to[k] = (i ? m.to[k] : 0.0f) + found[k] * factor;
-  }
+  float* all = m.found;
+  int64_t i = 0;
+  while (i < m.n && is_empty(m.found + i * m.stride, m.width)) i++;
+  if (i == m.n && !m.sink) return static_cast<void>(memset(m.to, 0, static_cast<size_t>(4 * m.width)));
+  if (i < m.n) all = m.found + i++ * m.stride;
+  else memset(all, 0, static_cast<size_t>(4 * m.width));
+  for (; i < m.n; i++)
+    if (!is_empty(m.found + i * m.stride, m.width)) add_found<L>(all, m.found + i * m.stride, m.width);
+  const float top = all[lines_of(m.width)], sink = m.sink ? *m.sink * log2_of_e : least, above = !(sink > top) ? top : sink, base = above < lowest ? lowest : above;
+  const float factor = exp2_of<L>(top - base);
+  float total = all[lines_of(m.width) + 1] * factor;
+  if (m.sink) total += exp2_of<L>(sink - base);
+  const float share = total == 0 ? 0 : factor / total;
+  int64_t k = 0;
+  for (; k + L::width <= m.width; k += L::width) L::store(m.to + k, L::times(L::load(all + k), L::set(share)));
+  for (; k < m.width; k++) m.to[k] = all[k] * share;
 }
 
 }  // namespace

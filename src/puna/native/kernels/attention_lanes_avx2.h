@@ -12,6 +12,7 @@ struct Floats {
   static constexpr int width = 8;
   static constexpr int tile_rows = 6, tile_vectors = 2;  // of sums that stay in registers
   static constexpr int dot_rows = 2;                     // beside four cells
+  static constexpr int score_rows = 2, score_vectors = 2;                   // of which three sums stay in registers
   static inline F zero() { return _mm256_setzero_ps(); }
   static inline F set(float v) { return _mm256_set1_ps(v); }
   static inline F load(const float* p) { return _mm256_loadu_ps(p); }
@@ -35,11 +36,7 @@ struct Floats {
     const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_LT_OQ), _mm256_mul_ps(v, _mm256_castsi256_ps(power)));
   }
-  static inline float sum(F v) {
-    float all[4];
-    store_sums(all, v, v, v, v);
-    return all[0];
-  }
+  static inline float first(F v) { return _mm256_cvtss_f32(v); }
   static inline float largest(F v) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
@@ -49,6 +46,11 @@ struct Floats {
   static inline void store_sums(float* p, F a, F b, F c, F d) {
     const F all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+  }
+  // What *of* gives for each place of a register, added up as store_sums adds those.
+  template <class Of, class Add> static inline __attribute__((always_inline)) auto in_order(const Of& of, const Add& add) {
+    const auto four = [&](int i) __attribute__((always_inline)) { return add(add(of(i), of(i + 1)), add(of(i + 2), of(i + 3))); };
+    return add(four(0), four(4));
   }
   // Whether 64 halves are all of these bits.
   static inline bool are_all(const half* p, half bits) {

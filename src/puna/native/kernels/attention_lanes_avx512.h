@@ -12,6 +12,7 @@ struct Floats {
   static constexpr int width = 16;
   static constexpr int tile_rows = 6, tile_vectors = 4;  // of sums that stay in registers
   static constexpr int dot_rows = 4;                     // beside four cells
+  static constexpr int score_rows = 4, score_vectors = 2;                   // of which three sums stay in registers
   static inline F zero() { return _mm512_setzero_ps(); }
   static inline F set(float v) { return _mm512_set1_ps(v); }
   static inline F load(const float* p) { return _mm512_loadu_ps(p); }
@@ -31,7 +32,7 @@ struct Floats {
   static inline F larger(F a, F b) { return _mm512_max_ps(a, b); }  // b where one is no number
   static inline F whole(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static inline F times_power(F v, F n, F) { return _mm512_scalef_ps(v, n); }  // v 2^n
-  static inline float sum(F v) { return _mm512_reduce_add_ps(v); }
+  static inline float first(F v) { return _mm512_cvtss_f32(v); }
   static inline float largest(F v) { return _mm512_reduce_max_ps(v); }
   // The sums of four registers.
   static inline void store_sums(float* p, F a, F b, F c, F d) {
@@ -40,6 +41,11 @@ struct Floats {
     const F all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+  // What *of* gives for each place of a register, added up as store_sums adds those.
+  template <class Of, class Add> static inline __attribute__((always_inline)) auto in_order(const Of& of, const Add& add) {
+    const auto four = [&](int i) __attribute__((always_inline)) { return add(add(of(i), of(i + 2)), add(of(i + 1), of(i + 3))); };
+    return add(add(four(0), four(8)), add(four(4), four(12)));
   }
   // Whether 64 halves are all of these bits.
   static inline bool are_all(const half* p, half bits) {

@@ -10,7 +10,7 @@ namespace {
 struct Floats {
   struct F { float v[8]; };
   static constexpr int width = 8;
-  static constexpr int tile_rows = 2, tile_vectors = 1, dot_rows = 1;
+  static constexpr int tile_rows = 2, tile_vectors = 1, dot_rows = 1, score_rows = 1, score_vectors = 1;
 
   template <class Of> static inline F each(Of of) {
     F to;
@@ -42,6 +42,7 @@ struct Floats {
     for (int i = 0; i < width; i++) all += v.v[i];
     return all;
   }
+  static inline float first(F v) { return v.v[0]; }
   static inline float largest(F v) {
     float all = v.v[0];
     for (int i = 1; i < width; i++) all = all > v.v[i] ? all : v.v[i];
@@ -49,6 +50,11 @@ struct Floats {
   }
   static inline void store_sums(float* p, F a, F b, F c, F d) {
     p[0] = sum(a), p[1] = sum(b), p[2] = sum(c), p[3] = sum(d);
+  }
+  template <class Of, class Add> static inline auto in_order(const Of& of, const Add& add) {
+    auto all = of(0);
+    for (int i = 1; i < width; i++) all = add(all, of(i));
+    return all;
   }
   static inline bool are_all(const half* p, half bits) {
     for (int i = 0; i < 64; i++)

@@ -16,8 +16,10 @@ struct Range {
   int64_t row, n_rows, n_sequences, n_cells, key_begin, key_sequence, value_begin, value_sequence;
 };
 
-// Where pieces leave what they find when a sequence's cells are shared out among several: behind the node's result.
-constexpr int most_slots = 32;
+// What was found of parts lies behind the node's result where several pieces of work share a sequence's cells, and takes so many
+// places at most.
+constexpr int64_t most_slots = 512;
+constexpr int most_shared = 256;  // units of work that several pieces share
 
 struct Attention {
   int64_t n_heads, n_key_heads, key_width, value_width, n_ranges;
@@ -26,7 +28,7 @@ struct Attention {
   Range* ranges;
   float* slopes;
   Pieces pieces;
-  std::atomic<int> done[most_slots];
+  std::atomic<int> done[most_shared];
 
   int64_t group() const { return n_heads / n_key_heads; }
   int64_t n_rows() const {
@@ -35,19 +37,39 @@ struct Attention {
     return n;
   }
   int64_t slot_floats() const { return larger(8 * n_key_heads, most_rows) * found_width(value_width); }
+  int64_t n_slots() const;
 };
 
 constexpr int64_t most_ranges = 6;
 constexpr int64_t operands = 3;  // query, key and value come first, then the masks of all ranges, then sinks
 constexpr int64_t pieces_of_thread = 4;
-constexpr int64_t least_cells = 128;  // of a piece
+constexpr int64_t units_enough = 64;  // as many as these are not cut further: each thread finds some
 
-// How a range is cut: by sequences, parts of the key heads, chunks of rows, and parts of the cells.
+// How a range is cut into units of work: by sequences, parts of the key heads, and chunks of rows; and those, where there are
+// few, into pieces of some parts of the cells each.
 struct Cut {
-  int64_t head_parts, chunks, cell_parts, begin, end, first_piece, first_slot, first_unit;
+  int64_t head_parts, chunks, pieces, parts, begin, end, first_piece, first_slot, first_unit;
   bool is_few;
-  int64_t n_pieces(const Range& r) const { return r.n_sequences * head_parts * chunks * cell_parts; }
+  int64_t n_units(const Range& r) const { return r.n_sequences * head_parts * chunks; }
 };
+
+int64_t parts_of(int64_t n_cells) { return (n_cells + cells_of_part - 1) / cells_of_part; }
+
+// Chunks of rows, of whole tokens where their heads are not too many for that.
+int64_t chunks_of(const Attention& a, const Range& r) {
+  const int64_t tokens = larger(1, most_rows / a.group());
+  return a.group() <= most_rows ? (r.n_rows + tokens - 1) / tokens : (r.n_rows * a.group() + most_rows - 1) / most_rows;
+}
+
+// As many as cut_all may ask for, whatever the number of threads.
+int64_t Attention::n_slots() const {
+  int64_t n = 0;
+  for (int64_t i = 0; i < n_ranges; i++) {
+    const int64_t n_units = ranges[i].n_sequences * n_key_heads * chunks_of(*this, ranges[i]);
+    n += smaller(n_units, units_enough) * parts_of(ranges[i].n_cells);
+  }
+  return smaller(n, most_slots);
+}
 
 const half* mask_of(const Tensor* node, int64_t i, int64_t sequence) {
   const Tensor* mask = node->src[operands + i];
@@ -66,33 +88,41 @@ bool are_hidden(const Tensor* node, const Range& r, int64_t i, int64_t begin, in
   return true;
 }
 
-// The same by every thread. A view of the cache is longer than what is in it: few rows' cells are those that are seen.
+// The same by every thread. A view of the cache is longer than what is in it: few rows' cells are those that are seen. How
+// cells are shared out changes no result: what is found of each part is put together in the same order.
 int64_t cut_all(const Attention& a, const Tensor* node, int n_threads, Cut* cuts) {
-  int64_t cost = 0, pieces = 0, slots = 0, units = 0;
+  int64_t pieces = 0, slots = 0, shared = 0, all_units = 0;
   for (int64_t i = 0; i < a.n_ranges; i++) {
     const Range& r = a.ranges[i];
     Cut& cut = cuts[i];
     cut.begin = 0, cut.end = r.n_cells;
     cut.is_few = r.n_rows * a.group() <= chosen->attention->few_rows;
-    while (cut.is_few && cut.end - cut.begin > cells_at_once && are_hidden(node, r, i, cut.end - cells_at_once, cut.end)) cut.end -= cells_at_once;
-    while (cut.is_few && cut.end - cut.begin > cells_at_once && are_hidden(node, r, i, cut.begin, cut.begin + cells_at_once)) cut.begin += cells_at_once;
-    cost += r.n_sequences * r.n_rows * (cut.end - cut.begin);
+    if (cut.is_few) {
+      while (cut.end > cells_at_once && are_hidden(node, r, i, (cut.end - 1) / cells_at_once * cells_at_once, cut.end)) cut.end = (cut.end - 1) / cells_at_once * cells_at_once;
+      while (cut.end - cut.begin > cells_of_part && are_hidden(node, r, i, cut.begin, cut.begin + cells_of_part)) cut.begin += cells_of_part;
+    }
+    cut.parts = parts_of(cut.end - cut.begin);
+    cut.chunks = cut.is_few ? 1 : chunks_of(a, r);
+    cut.head_parts = cut.is_few ? 1 : a.n_key_heads;
+    all_units += cut.n_units(r);
   }
-  const int64_t wanted = n_threads == 1 ? 1 : n_threads * pieces_of_thread;
+  const int64_t wanted = n_threads * pieces_of_thread;
   for (int64_t i = 0; i < a.n_ranges; i++) {
     const Range& r = a.ranges[i];
     Cut& cut = cuts[i];
-    const int64_t rows = r.n_rows * a.group(), n_cells = cut.end - cut.begin;
-    const int64_t tokens = larger(1, most_rows / a.group());
-    cut.chunks = cut.is_few ? 1 : a.group() <= most_rows ? (r.n_rows + tokens - 1) / tokens : (rows + most_rows - 1) / most_rows;
-    cut.head_parts = cut.is_few ? 1 : a.n_key_heads;
-    const int64_t n_units = r.n_sequences * cut.head_parts * cut.chunks;
-    const int64_t share = smaller(wanted * r.n_sequences * r.n_rows * n_cells / larger(cost, 1), most_slots - slots);
-    cut.cell_parts = larger(1, smaller(share / n_units, n_cells / least_cells));
-    if (cut.is_few && n_threads > 1 && n_units * cut.cell_parts < n_threads) cut.head_parts = smaller(a.n_key_heads, n_threads), cut.cell_parts = 1;
-    cut.first_piece = pieces, cut.first_slot = slots, cut.first_unit = units;
-    pieces += cut.n_pieces(r);
-    if (cut.cell_parts > 1) slots += cut.n_pieces(r), units += cut.n_pieces(r) / cut.cell_parts;
+    cut.pieces = 1;
+    if (n_threads > 1 && all_units < smaller(wanted, units_enough)) {
+      cut.pieces = smaller(cut.parts, (wanted + all_units - 1) / all_units);
+      if (cut.is_few && cut.pieces * all_units < 2 * n_threads) {
+        cut.head_parts = smaller(a.n_key_heads, (2 * n_threads + all_units * cut.pieces - 1) / (all_units * cut.pieces));
+      }
+      const int64_t n_units = cut.n_units(r), n_slots = n_units * cut.parts;
+      if (slots + n_slots > a.n_slots() || shared + n_units > most_shared) cut.pieces = 1;
+    }
+    const int64_t n_units = cut.n_units(r);
+    cut.first_piece = pieces, cut.first_slot = slots, cut.first_unit = shared;
+    pieces += n_units * cut.pieces;
+    if (cut.pieces > 1) slots += n_units * cut.parts, shared += n_units;
   }
   return pieces;
 }
@@ -111,17 +141,17 @@ void attend_piece(Attention& a, const Tensor* node, const Cut& cut, int64_t rang
   const Range& r = a.ranges[range];
   const Tensor *query = node->src[0], *key = node->src[1], *value = node->src[2];
   const Tensor* sinks = a.has_sinks ? node->src[operands + a.n_ranges] : nullptr;
-  const int64_t unit = index / cut.cell_parts, part = index % cut.cell_parts, group = a.group(), rows = r.n_rows * group;
+  const int64_t unit = index / cut.pieces, piece = index % cut.pieces, group = a.group(), rows = r.n_rows * group;
   // The last rows see the most, and so come first; of several chunks of rows all heads' do.
   const int64_t head_part = unit % cut.head_parts, sequence = unit / cut.head_parts % r.n_sequences;
   const int64_t chunk = cut.chunks - 1 - unit / cut.head_parts / r.n_sequences;
   const auto row_at = [&](int64_t i) { return group <= most_rows ? r.n_rows * i / cut.chunks * group : rows * i / cut.chunks; };
-  const auto cell_at = [&](int64_t i) { return i == cut.cell_parts ? cut.end : cut.begin + (cut.end - cut.begin) * i / cut.cell_parts / cells_at_once * cells_at_once; };
+  const auto part_at = [&](int64_t i) { return cut.parts * i / cut.pieces; };
   const int64_t token = r.row + sequence * r.n_rows;
   AttentionPiece p;
   p.key = held_by(key, r.key_begin + sequence * r.key_sequence, a.key_width);
   p.value = held_by(value, r.value_begin + sequence * r.value_sequence, a.value_width);
-  p.begin = cell_at(part), p.end = cell_at(part + 1);
+  p.begin = cut.begin + part_at(piece) * cells_of_part, p.end = smaller(cut.begin + part_at(piece + 1) * cells_of_part, cut.end);
   p.query = static_cast<const uint8_t*>(query->data) + token * static_cast<int64_t>(query->nb[2]);
   p.query_token = static_cast<int64_t>(query->nb[2]), p.query_head = static_cast<int64_t>(query->nb[1]);
   p.group = group;
@@ -131,21 +161,21 @@ void attend_piece(Attention& a, const Tensor* node, const Cut& cut, int64_t rang
   p.mask = mask_of(node, range, sequence);
   p.mask_token = static_cast<int64_t>(node->src[operands + range]->nb[1] / 2);
   p.scale = a.scale, p.softcap = a.softcap, p.slopes = a.slopes;
-  p.scratch = memory.piece.of(attention_scratch(p.n_heads, p.n, a.key_width, a.value_width, p.end - p.begin));
+  p.scratch = memory.piece.of(attention_scratch(p.n_heads, p.n, a.key_width, a.value_width));
   float* result = static_cast<float*>(node->data);
   float* found = nullptr;
-  int64_t stride = 0;
-  if (cut.cell_parts == 1) {
+  if (cut.pieces == 1) {
+    p.stride = 0;
     p.found = found = static_cast<float*>(memory.found.of(4 * p.n_heads * p.n * found_width(a.value_width)));
   } else {
-    stride = a.slot_floats();
-    found = result + lines_of(a.n_rows() * a.n_heads * a.value_width) + (cut.first_slot + unit * cut.cell_parts) * stride;
-    p.found = found + part * stride;
+    p.stride = a.slot_floats();
+    found = result + lines_of(a.n_rows() * a.n_heads * a.value_width) + (cut.first_slot + unit * cut.parts) * p.stride;
+    p.found = found + part_at(piece) * p.stride;
   }
   chosen->attention->attend(p);
-  if (cut.cell_parts > 1) {  // who is last puts the parts together
+  if (cut.pieces > 1) {  // who is last puts the parts together
     std::atomic<int>& done = a.done[cut.first_unit + unit];
-    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < cut.cell_parts) return;
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < cut.pieces) return;
     done.store(0, std::memory_order_relaxed);
   }
   for (int64_t h = 0; h < p.n_heads; h++)
@@ -153,7 +183,7 @@ void attend_piece(Attention& a, const Tensor* node, const Cut& cut, int64_t rang
       const int64_t head = (p.first_head + h) * group + (p.first + i) % group;
       Merge m;
       m.found = found + (h * p.n + i) * found_width(a.value_width);
-      m.n = cut.cell_parts, m.stride = stride, m.width = a.value_width;
+      m.n = p.stride ? cut.parts : 1, m.stride = p.stride, m.width = a.value_width;
       m.sink = sinks ? static_cast<const float*>(sinks->data) + head : nullptr;
       m.to = result + ((token + (p.first + i) / group) * a.n_heads + head) * a.value_width;
       chosen->attention->merge(m);
@@ -194,7 +224,7 @@ PUNA_EXPORT void* puna_attention_new(int64_t n_heads, int64_t n_key_heads, int64
 // Floats of the node's memory: the result [n][n_heads][value_width], and what pieces leave behind it.
 PUNA_EXPORT int64_t puna_attention_floats(void* attention) {
   const Attention& a = *static_cast<Attention*>(attention);
-  return lines_of(a.n_rows() * a.n_heads * a.value_width) + most_slots * a.slot_floats();
+  return lines_of(a.n_rows() * a.n_heads * a.value_width) + a.n_slots() * a.slot_floats();
 }
 
 PUNA_EXPORT void puna_attention_free(void* attention) {

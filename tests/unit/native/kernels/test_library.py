@@ -148,7 +148,7 @@ def test_a_matrix_may_be_packed_in_parts(name: str) -> None:
 
 
 @pytest.mark.parametrize("instructions", AVAILABLE)
-@pytest.mark.parametrize("name", ["q4_1", "q8_0", "q4_K"])
+@pytest.mark.parametrize("name", sorted(ALL_TYPES))
 def test_a_token_s_result_does_not_depend_on_its_batch(kernels: Kernels, name: str, instructions: str) -> None:
     tensor_type = ALL_TYPES[name]
     kernels.use(instructions)
