@@ -50,6 +50,11 @@ class Address:
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether a server that is reached there runs on this machine."""
+        return self.is_loopback or self.host in ("0.0.0.0", "::")
+
 
 def parse_address(text: str) -> Address:
     """``[scheme://]host[:port][/path]`` as Ollama reads OLLAMA_HOST.

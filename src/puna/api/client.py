@@ -57,12 +57,11 @@ class Client:
     def __init__(self, address: Address, api_key: str = "") -> None:
         self._httpx = _import_httpx()
         self.url = address.client_url
-        is_local = address.is_loopback or address.host in ("0.0.0.0", "::")
         self._http: httpx.Client = self._httpx.Client(
             base_url=self.url,
             headers={"User-Agent": f"puna/{__version__}"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
             timeout=self._httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),  # answers take as long as they take
-            trust_env=not is_local,  # a proxy cannot reach this machine's loopback
+            trust_env=not address.is_here,  # a proxy cannot reach this machine's loopback
             verify=address.scheme == "https",  # reading the certificates takes time that plain HTTP need not spend
         )
 

@@ -76,8 +76,7 @@ def _api_key() -> str:
 
 @functools.cache
 def _needs_private_server() -> bool:
-    host = settings().host
-    return (host.is_loopback or host.host in ("0.0.0.0", "::")) and not is_listening(host)
+    return settings().host.is_here and not is_listening(settings().host)
 
 
 @contextmanager

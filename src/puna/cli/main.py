@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from puna.cli import connect
+from puna.cli.completion import complete, is_completing
 from puna.cli.terminal import accept_all_text, on_terminal
 from puna.errors import PunaError
 
@@ -23,7 +24,7 @@ def main() -> None:
             connect.start_early(expects_model=arguments[:1] in ([], ["run"]))
         from puna.cli.app import app
 
-        app(args=_written_out(arguments), prog_name="puna")
+        complete(lambda: app(args=_written_out(arguments), prog_name="puna"))
     except (PunaError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(1)
@@ -33,6 +34,8 @@ def main() -> None:
 
 def _will_need_a_server(arguments: list[str]) -> bool:
     """Without arguments, a person on a terminal is shown what models there are."""
+    if is_completing():
+        return False
     if not arguments:
         return on_terminal()
     return arguments[0] in MAY_NEED_A_SERVER and not {"-h", "--help"} & set(arguments)

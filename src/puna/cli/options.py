@@ -7,26 +7,17 @@ from typing import Annotated
 
 import typer
 
+from puna.cli.completion import installed_models
 from puna.errors import NotFound
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the server's reply as JSON.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Speak plain HTTP with the registry.")]
-Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="Only models whose names begin with this.", show_default=False)]
-
-
-def installed_models(incomplete: str) -> list[str]:
-    """Names for the shell's completion, from a server that is already running."""
-    from puna.cli.connect import connected, is_listening, settings
-    from puna.errors import PunaError
-
-    if not is_listening(settings().host):
-        return []
-    try:
-        with connected(private=False) as client:
-            names = [str(model.get("name", "")) for model in client.tags().get("models") or []]
-    except PunaError:
-        return []
-    return [name for name in names if name.startswith(incomplete)]
+Prefix = Annotated[
+    str,
+    typer.Argument(
+        metavar="PREFIX", autocompletion=installed_models, help="Only models whose names begin with this.", show_default=False
+    ),
+]
 
 
 Model = Annotated[

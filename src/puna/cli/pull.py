@@ -7,13 +7,19 @@ from typing import Annotated
 
 import typer
 
+from puna.cli.completion import pullable_models
 from puna.cli.connect import connected
 from puna.cli.options import Insecure
 from puna.cli.progress import follow
 
 
 def pull(
-    model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="Name of a model, or its source.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", autocompletion=pullable_models, show_default=False, help="Name of a model, or its source."
+        ),
+    ],
     name: Annotated[
         str, typer.Option("--as", metavar="NAME", show_default=False, help="What to call it here, instead of its usual name.")
     ] = "",

@@ -13,8 +13,9 @@ import typer
 
 from puna.api.client import Client
 from puna.cli.answer import AnswerWriter, timings, write_events
+from puna.cli.completion import installed_models
 from puna.cli.connect import connected, settings
-from puna.cli.options import Insecure, installed_models, model_reference
+from puna.cli.options import Insecure, model_reference
 from puna.cli.progress import Spinner, follow
 from puna.cli.session import Session
 from puna.cli.terminal import is_terminal, on_terminal

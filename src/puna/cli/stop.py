@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
+from puna.cli.completion import loaded_models
 from puna.cli.connect import connected
-from puna.cli.options import Model, model_reference
+from puna.cli.options import model_reference
 from puna.errors import NotFound
 
 
-def stop(model: Model) -> None:
+def stop(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", autocompletion=loaded_models, show_default=False, help="Name of a model.")
+    ],
+) -> None:
     """Unload a model from memory."""
     with connected(private=False) as client:
         try:
