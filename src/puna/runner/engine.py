@@ -17,6 +17,7 @@ from puna.errors import PunaError
 from puna.native.log import route_to_logging
 from puna.runner.loading.load import Loaded
 from puna.runner.loading.loader import Loader
+from puna.runner.prefixes.occupancy import look
 from puna.runner.prefixes.slots import Slots
 from puna.runner.scheduling.queue import Queue
 from puna.runner.scheduling.scheduler import Plan, Scheduler
@@ -36,6 +37,7 @@ from puna.wire import (
     LoadOptions,
     LoadReply,
     LoadRequest,
+    Occupancy,
 )
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class StepLoop:
         self.scheduler = Scheduler[Any, Any](self.workload, model.cache, slots, model.limits, token_gap_s, model.prompt_tail)
         self.step = CurrentStep(model.backend)
         self.n_steps = 0
+        self.n_computed = 0  # tokens
         self.thread: threading.Thread | None = None
         self._loader = loader
         self._after_step = after_step
@@ -130,6 +133,7 @@ class StepLoop:
         finally:
             self.step.end()
         self.n_steps += 1
+        self.n_computed += plan.n_tokens
 
     def _write_down(self, plan: Plan[Any], took_s: float) -> None:
         if self._trace is not None:
@@ -200,6 +204,10 @@ class StepLoop:
             host_cache_entries=host_cache.n_entries if host_cache else 0,
         )
 
+    def occupancy(self) -> Occupancy:
+        """A moment's picture, too."""
+        return look(self.scheduler.slots, list(self.scheduler.running), self.n_computed)
+
     def end(self) -> None:
         """Break off the step, end the thread, and every request that is left."""
         self._is_ending = True
@@ -245,6 +253,10 @@ class Engine:
     def health(self) -> Health:
         loop = self._loop
         return self._loader.state if loop is None else loop.health()
+
+    def occupancy(self) -> Occupancy:
+        loop = self._loop
+        return Occupancy() if loop is None else loop.occupancy()
 
     def load(self, request: LoadRequest) -> LoadReply:
         with self._load_lock:
