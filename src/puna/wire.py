@@ -9,6 +9,7 @@ Answer or Failed. What may be called, by path:
 
 =============  ====================  =========================================================
 /health        –                     Health
+/occupancy     –                     Occupancy
 /load          LoadRequest           LoadReply
 /embedding     EmbeddingRequest      EmbeddingReply
 /images        ImagesRequest         ImagesReply
@@ -356,6 +357,45 @@ class Health(Message, frozen=True):
     images_encoded: int = 0  # so far
     images_reused: int = 0  # that a request found encoded, by itself or by another
     image_cache_bytes: int = 0  # of the host's memory, taken by encoded images
+
+
+class HeldSequence(Message, frozen=True):
+    """A sequence of the cache in numbers: whoever looks on learns how much is held, never what."""
+
+    sequence: int
+    tokens: int  # that the cache holds
+    last_used: int  # on a clock of its own: the higher, the later
+    node: int = -1  # where it ends: its place in Occupancy.prefixes; -1: that is not told
+    state: Literal["idle", "running", "paused"] = "idle"  # paused: gave way to others
+    prompt: int = 0  # tokens of the prompt of the request that runs in it
+    generated: int = 0  # those that it has added
+
+
+class SharedPrefix(Message, frozen=True):
+    """The tokens [begin, end) that some sequences have in common, as a node of a tree."""
+
+    parent: int  # its place in Occupancy.prefixes, before this one; -1: there is none
+    begin: int
+    end: int  # those that are still to be computed included
+    sequences: int  # so many come here
+
+
+class SavedPrefix(Message, frozen=True):
+    tokens: int
+    bytes: int
+
+
+class Occupancy(Message, frozen=True):
+    """What the cache and the host cache hold, at one moment of work that goes on; lists are cut at MAX_TOLD."""
+
+    computed: int = 0  # tokens that the engine has computed so far
+    sequences: list[HeldSequence] = []  # those that hold something, used last first
+    prefixes: list[SharedPrefix] = []
+    host_cache: list[SavedPrefix] = []  # used last first
+    n_left_out: int = 0  # of all three
+
+
+MAX_TOLD = 256
 
 
 def encode(message: Message) -> bytes:

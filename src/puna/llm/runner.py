@@ -208,6 +208,10 @@ class Runner:
         """Errors: RunnerDied when the runner does not answer."""
         return await self._ask("/health", None, wire.Health, timeout_s=REQUEST_TIMEOUT_S)
 
+    async def occupancy(self) -> wire.Occupancy:
+        """Errors: RunnerDied when the runner does not answer."""
+        return await self._ask("/occupancy", None, wire.Occupancy, timeout_s=REQUEST_TIMEOUT_S)
+
     async def tokenize(self, content: str, *, add_special: bool = True, markers: Sequence[str] = ()) -> list[int]:
         """Of the text, without what the *markers* in it stand for."""
         request = wire.TokenizeRequest(content=content, add_special=add_special, markers=list(markers))

@@ -17,6 +17,7 @@ from puna.errors import PunaError
 from puna.native.log import route_to_logging
 from puna.runner.loading.load import Loaded
 from puna.runner.loading.loader import Loader
+from puna.runner.prefixes.occupancy import look
 from puna.runner.prefixes.slots import Slots
 from puna.runner.scheduling.queue import Queue
 from puna.runner.scheduling.scheduler import Plan, Scheduler
@@ -36,6 +37,7 @@ from puna.wire import (
     LoadOptions,
     LoadReply,
     LoadRequest,
+    Occupancy,
 )
 
 log = logging.getLogger(__name__)
@@ -206,6 +208,10 @@ class StepLoop:
             host_cache_entries=host_cache.n_entries if host_cache else 0,
         )
 
+    def occupancy(self) -> Occupancy:
+        """A moment's picture, too."""
+        return look(self.scheduler.slots, list(self.scheduler.running), self.n_tokens)
+
     def end(self) -> None:
         """Break off the step, end the thread, and every request that is left."""
         self._is_ending = True
@@ -251,6 +257,10 @@ class Engine:
     def health(self) -> Health:
         loop = self._loop
         return self._loader.state if loop is None else loop.health()
+
+    def occupancy(self) -> Occupancy:
+        loop = self._loop
+        return Occupancy() if loop is None else loop.occupancy()
 
     def load(self, request: LoadRequest) -> LoadReply:
         with self._load_lock:

@@ -18,6 +18,7 @@ from puna.wire import (
     Health,
     LoadReply,
     LoadRequest,
+    Occupancy,
 )
 
 
@@ -40,6 +41,9 @@ class EngineService(Protocol):
 
     def health(self) -> Health:
         """Never blocks: it is called between two lines of a stream."""
+
+    def occupancy(self) -> Occupancy:
+        """Never blocks, as health; empty where there is no model."""
 
     def load(self, request: LoadRequest) -> LoadReply:
         """Blocks while it measures or allocates; commit returns at once, and health shows the weights' progress.

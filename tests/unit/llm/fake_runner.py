@@ -58,6 +58,7 @@ class Script:
     host_cache_bytes: int = 0
     host_cache_entries: int = 0
     image_tokens: int = 1  # that each image takes
+    occupancy: dict[str, Any] = field(default_factory=dict)  # said when asked for
     ignore_sigterm: bool = False
 
 
@@ -101,7 +102,7 @@ class FakeRunner:
         self.line.write(json.dumps([[number, reply]]).encode() + b"\n")
 
     async def ask(self, number: int, path: str, body: dict[str, Any]) -> None:
-        if path != "/health":
+        if path not in ("/health", "/occupancy"):
             self.note(path, body)
         status, answer = await self.answer(path, body)
         is_found = status == 200
@@ -113,6 +114,8 @@ class FakeRunner:
             found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
             names = ("cache_cells", "cache_used", "host_cache_bytes", "host_cache_entries")
             return 200, found | {name: getattr(self.script, name) for name in names}
+        if path == "/occupancy":
+            return 200, self.script.occupancy
         if path == "/load":
             return await self.load(body)
         if path == "/tokenize":

@@ -24,9 +24,12 @@ from puna.wire import (
     EmbeddingRequest,
     Failed,
     Health,
+    HeldSequence,
     LoadReply,
     LoadRequest,
+    Occupancy,
     Piece,
+    SharedPrefix,
 )
 
 
@@ -80,6 +83,11 @@ class FakeEngine:
         if self.status == "error":
             return Health(status="error", error="the weights are gone")
         return Health(status="ready" if self.is_loaded else "launched", active=len(self.handles), steps=self.steps)
+
+    def occupancy(self) -> Occupancy:
+        held = HeldSequence(sequence=0, tokens=7, last_used=1, node=0)
+        shared = SharedPrefix(parent=-1, begin=0, end=7, sequences=1)
+        return Occupancy(computed=self.steps, sequences=[held], prefixes=[shared]) if self.is_loaded else Occupancy()
 
     def load(self, request: LoadRequest) -> LoadReply:
         if request.options.n_ctx > 1_000_000:

@@ -18,7 +18,7 @@ SOURCES = sorted((ROOT / "src" / "puna").rglob("*.py"))
 
 # Blocks that are not run say where what they do is tested, or what forbids it.
 REASONS = re.compile(
-    r"needs a Docker daemon|changes the machine|compiles for minutes|takes a compiler for GPUs|tests/e2e/\w+\.py"
+    r"needs a Docker daemon|changes the machine|compiles for minutes|takes a compiler for GPUs|tests/(?:e2e|unit/server)/\w+\.py"
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from puna.kvcache.cache import Sequences, resume_point
-from puna.runner.prefixes.tree import PrefixTree
+from puna.runner.prefixes.tree import Outline, PrefixTree
 
 
 @dataclass
@@ -34,6 +34,10 @@ class HeldPrefixes:
     def n_free(self) -> int:
         """Requests that may be admitted."""
         return self._n_parallel - sum(s.is_busy for s in self.slots)
+
+    def outline(self, most: int) -> Outline:
+        """The shape of what sequences share; any thread, as PrefixTree.outline."""
+        return self._prefixes.outline(most)
 
     def _most_held(self, tokens: list[int], but: int = -1) -> tuple[int, int]:
         """How many of a prompt's first tokens the slots spare it, and the sequence of the one that does; *but* is not asked."""

@@ -62,6 +62,10 @@ class HostCache:
     def n_entries(self) -> int:
         return len(self._entries)
 
+    def entries(self) -> list[Entry]:
+        """Those used last stand last; any thread."""
+        return list(self._entries.values())
+
     def find(self, tokens: list[int]) -> tuple[Entry | None, int]:
         """The entry that spares a prompt most of its tokens, and how many."""
         best, most = None, 0
@@ -138,7 +142,7 @@ class HostCache:
         self.n_bytes -= entry.n_bytes
 
     def clear(self) -> None:
-        for entry in list(self._entries.values()):
+        for entry in self.entries():
             self.drop(entry)
 
     def check_integrity(self) -> None:

@@ -6,8 +6,10 @@ The tree has the items from the lists it was given, and copies none.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Items = Sequence[Hashable]
 
@@ -29,6 +31,22 @@ class Node:
     parent: Node | None
     children: dict[Hashable, Node] = field(default_factory=dict)  # by their keys; none or at least two, except of the root
     members: set[int] = field(default_factory=set)  # sequences that come here, be it only a part of the way
+
+
+class Branch(NamedTuple):
+    """A node, without its items."""
+
+    parent: int  # its place among the branches; -1: there is none
+    begin: int
+    end: int
+    n_members: int
+
+
+class Outline(NamedTuple):
+    """A tree's shape: parents before their children."""
+
+    nodes: list[Branch]
+    ends: dict[int, int]  # by sequence: the place of the last node it comes to
 
 
 class PrefixTree:
@@ -67,6 +85,19 @@ class PrefixTree:
             for sequence in sequences:
                 shared[sequence] = min(n, self.lengths[sequence])
         return shared
+
+    def outline(self, most: int) -> Outline:
+        """Its first *most* nodes, widest first. Any thread: of a tree that changes meanwhile they are of several moments."""
+        nodes: list[Branch] = []
+        ends: dict[int, int] = {}
+        left = deque([(-1, node) for node in list(self._root.children.values())])
+        while left and len(nodes) < most:
+            parent, node = left.popleft()
+            place, members = len(nodes), list(node.members)  # in one go: nobody changes it while it is copied
+            nodes.append(Branch(parent, node.begin, node.end, len(members)))
+            ends.update(dict.fromkeys(members, place))
+            left.extend((place, child) for child in list(node.children.values()))
+        return Outline(nodes, ends)
 
     def put(self, sequence: int, items: Items, length: int) -> None:
         """The sequence holds the first *length* of these items, and nothing of what it held before."""

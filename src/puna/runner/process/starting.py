@@ -20,6 +20,7 @@ from puna.wire import (
     Health,
     LoadReply,
     LoadRequest,
+    Occupancy,
 )
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,9 @@ class StartingEngine:
         if self._error is not None:
             return Health(status="error", error=str(self._error))
         return Health(status="launched") if self._engine is None else self._engine.health()
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy() if self._engine is None else self._engine.occupancy()
 
     def load(self, request: LoadRequest) -> LoadReply:
         """Waits for the engine to be made; a later success clears the error of an earlier attempt."""

@@ -13,8 +13,8 @@ from puna.wire import EmbeddingReply, EmbeddingRequest, Failed, LoadRequest, Mes
 Reply = Callable[[Message], None]
 """Takes the answer, or Failed; any thread."""
 
-QUICK_PATHS = frozenset({"/health"})  # answered at once, also while everything else is busy
-PATHS = (*QUICK_PATHS, "/load", "/embedding", "/tokenize", "/detokenize")
+QUICK_PATHS = frozenset({"/health", "/occupancy"})  # answered at once, also while everything else is busy
+PATHS = (*sorted(QUICK_PATHS), "/load", "/embedding", "/tokenize", "/detokenize")
 
 
 class Calls:
@@ -32,6 +32,8 @@ class Calls:
         match path:
             case "/health":
                 reply(service.health())
+            case "/occupancy":
+                reply(service.occupancy())
             case "/load":
                 reply(service.load(decode(LoadRequest, body)))
             case "/tokenize":

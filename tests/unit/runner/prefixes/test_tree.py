@@ -235,3 +235,19 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=40)
+
+
+def test_its_outline_tells_where_sequences_part_and_nothing_of_their_items() -> None:
+    tree = holding([1, 2, 3, 4], [1, 2, 3, 9], [1, 2], [5, 6])
+    outline = tree.outline(100)
+    assert [(n.parent, n.begin, n.end, n.n_members) for n in outline.nodes] == [
+        (-1, 0, 3, 3),
+        (-1, 0, 2, 1),
+        (0, 3, 4, 1),
+        (0, 3, 4, 1),
+    ]
+    assert outline.ends == {0: 2, 1: 3, 2: 0, 3: 1}
+    short = tree.outline(3)
+    assert [n.parent for n in short.nodes] == [-1, -1, 0]
+    assert short.ends == {0: 2, 1: 0, 2: 0, 3: 1}
+    assert PrefixTree(3).outline(10).nodes == []
