@@ -128,7 +128,8 @@ def mixtures(tmp_path: Path, data: Data, n_threads: int) -> np.ndarray[Any, Any]
     try:
         with prepared(backend, data) as (run, result):
             run()
-            return result()
+            mixed: np.ndarray[Any, Any] = result()
+            return mixed
     finally:
         backend.close()
 
@@ -139,7 +140,7 @@ def mixtures(tmp_path: Path, data: Data, n_threads: int) -> np.ndarray[Any, Any]
 def test_a_row_s_mixture_does_not_depend_on_its_company(tmp_path: Path, way: str, dtype: DType, heads: str) -> None:
     """Nor on the number of threads: bit by bit."""
     n_heads, n_kv_heads, head_dim = HEADS[heads]
-    how = {"softcap": 3.0} if heads == "wide heads" else {"max_bias": 8.0} if heads == "one head of keys" else {}
+    how: dict[str, Any] = {"softcap": 3.0} if heads == "wide heads" else {"max_bias": 8.0} if heads == "one head of keys" else {}
     data = Data(Case(IN_COMPANY, head_dim, n_heads, n_kv_heads, dtype=dtype, has_sinks=heads == "a few heads", **how))
     before = KERNELS.instructions
     KERNELS.use(way)
