@@ -69,7 +69,7 @@ class Demand:
         sizes = [[w + c for w, c in zip(d.weights, d.cache, strict=True)] for d in report.devices]
         layers = tuple(map(sum, zip(*sizes, strict=True)))
         graph = {d.device: d.graph for d in report.devices if d.is_gpu and any(d.weights)}
-        return Demand(layers, {**self.graph, **graph}, self.projector)
+        return Demand(layers, {**self.graph, **graph}, sum(d.projector for d in report.devices))
 
 
 @dataclass(frozen=True)

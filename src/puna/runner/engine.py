@@ -25,8 +25,10 @@ from puna.runner.scheduling.task import Waiting
 from puna.runner.service import NotLoaded
 from puna.runner.step.abort import CurrentStep
 from puna.runner.step.compute import compute
+from puna.runner.step.image_turn import ImageTurns
 from puna.runner.step.lookahead import look_ahead
 from puna.runner.step.trace import Trace
+from puna.runner.tasks.prompt import cut_at
 from puna.wire import (
     CompletionReply,
     CompletionRequest,
@@ -34,6 +36,7 @@ from puna.wire import (
     EmbeddingRequest,
     Failed,
     Health,
+    ImagesRequest,
     LoadOptions,
     LoadReply,
     LoadRequest,
@@ -62,6 +65,7 @@ class StepLoop:
         self.queue: Queue[Any] = Queue()
         self.scheduler = Scheduler[Any, Any](self.workload, model.cache, slots, model.limits, token_gap_s, model.prompt_tail)
         self.step = CurrentStep(model.backend)
+        self.images = _image_turns(model, token_gap_s)
         self.n_steps = 0
         self.n_tokens = 0  # computed, of prompts and of answers
         self.n_answer_tokens = 0  # of them, those of answers
@@ -99,8 +103,11 @@ class StepLoop:
         try:
             self.scheduler.admit(self.queue)
             plan = self.scheduler.plan(self.queue)
+            began = time.perf_counter()
             if plan is not None:
                 self._compute(plan)
+            if self.images is not None:
+                self.images.turn(self.scheduler.running, time.perf_counter() - began, is_idle=plan is None)
             self._emit()
             self.scheduler.retire()
         except BaseException as error:  # a panic in a library is no Exception
@@ -193,6 +200,7 @@ class StepLoop:
         """A moment's picture: the thread works on."""
         state = self._loader.state if self.is_alive else ENDED
         cache, host_cache = self.model.cache, self.scheduler.slots.host_cache
+        kept = self.model.sight.kept if self.model.sight else None
         return Health(
             status=state.status,
             progress=state.progress,
@@ -206,6 +214,9 @@ class StepLoop:
             cache_used=cache.n_cells - cache.n_free if cache.n_cells else 0,
             host_cache_bytes=host_cache.n_bytes + self.model.remembered_bytes if host_cache else 0,
             host_cache_entries=host_cache.n_entries if host_cache else 0,
+            images_encoded=kept.n_encoded if kept else 0,
+            images_reused=kept.n_reused if kept else 0,
+            image_cache_bytes=kept.n_bytes if kept else 0,
         )
 
     def occupancy(self) -> Occupancy:
@@ -219,9 +230,19 @@ class StepLoop:
             request.is_cancelled = True
         self.queue.close()
         self.step.abort_last()
+        if self.images is not None:
+            self.images.abort()
         if self.thread and self.thread is not threading.current_thread():
             self.thread.join()
         self._fail_all(PunaError("the model was unloaded"), 503)
+        if self.model.sight is not None:
+            self.model.sight.kept.close()
+
+
+def _image_turns(model: Loaded, token_gap_s: float) -> ImageTurns | None:
+    if model.sight is None or model.eyes is None:
+        return None
+    return ImageTurns(model.eyes.encoder, model.sight.kept, model.eyes.backend, token_gap_s)
 
 
 class RequestHandle:
@@ -293,8 +314,16 @@ class Engine:
     def after_step(self, call: Callable[[], None]) -> None:
         self._after_step.append(call)
 
-    def tokenize(self, text: str, add_special: bool) -> list[int]:
-        return self.loop.model.tokenizer.encode(text, add_special=add_special)
+    def tokenize(self, text: str, add_special: bool, markers: Sequence[str] = ()) -> list[int]:
+        tokenizer = self.loop.model.tokenizer
+        first, *others = cut_at(text, markers)[::2]
+        tokens = tokenizer.encode(first, add_special=add_special)
+        for part in others:
+            tokens += tokenizer.encode(part, add_special=False)
+        return tokens
+
+    def image_tokens(self, request: ImagesRequest) -> list[int]:
+        return self.loop.workload.image_tokens(request)
 
     def detokenize(self, tokens: list[int]) -> str:
         return self.loop.model.tokenizer.decode(tokens)

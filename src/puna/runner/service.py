@@ -5,7 +5,7 @@ Knows neither HTTP nor how tokens are computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from puna.errors import PunaError
@@ -16,6 +16,7 @@ from puna.wire import (
     EmbeddingRequest,
     Failed,
     Health,
+    ImagesRequest,
     LoadReply,
     LoadRequest,
     Occupancy,
@@ -68,8 +69,14 @@ class EngineService(Protocol):
     def after_step(self, call: Callable[[], None]) -> None:
         """Have *call* called at the end of every step, on the engine's thread: what the step says has been emitted then."""
 
-    def tokenize(self, text: str, add_special: bool) -> list[int]:
-        """Errors: NotLoaded while there is no vocabulary."""
+    def tokenize(self, text: str, add_special: bool, markers: Sequence[str] = ()) -> list[int]:
+        """Of a text without the *markers* in it. Errors: NotLoaded while there is no vocabulary."""
+
+    def image_tokens(self, request: ImagesRequest) -> list[int]:
+        """How many tokens each image takes in a prompt; blocks while they are read.
+
+        Errors: NotLoaded; BadRequest naming the image that is none; UnsupportedModel where the model sees nothing.
+        """
 
     def detokenize(self, tokens: list[int]) -> str:
         """Errors: NotLoaded while there is no vocabulary; BadRequest for tokens outside it."""

@@ -282,6 +282,11 @@ class _RunnerHealth(Collector):
                 "puna_host_cache_bytes", "Memory taken by prefixes that lost their place in the cache.", labels=["model"]
             ),
             "host_cache_entries": GaugeMetricFamily("puna_host_cache_entries", "So many prefixes.", labels=["model"]),
+            "images_encoded": CounterMetricFamily("puna_images_encoded", "Images that were encoded.", labels=["model"]),
+            "images_reused": CounterMetricFamily(
+                "puna_images_reused", "Images that a request found encoded, or in the hands of another.", labels=["model"]
+            ),
+            "image_cache_bytes": GaugeMetricFamily("puna_image_cache_bytes", "Memory taken by images.", labels=["model"]),
             "steps": CounterMetricFamily("puna_runner_steps", "Steps that the engine has computed.", labels=["model"]),
             "tokens": CounterMetricFamily("puna_runner_tokens", "Tokens computed, of prompts and answers.", labels=["model"]),
             "answer_tokens": CounterMetricFamily("puna_runner_answer_tokens", "Those of answers.", labels=["model"]),

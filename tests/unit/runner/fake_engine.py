@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from puna.errors import BadRequest, ContextOverflow, UnsupportedModel
@@ -25,6 +25,7 @@ from puna.wire import (
     Failed,
     Health,
     HeldSequence,
+    ImagesRequest,
     LoadReply,
     LoadRequest,
     Occupancy,
@@ -120,7 +121,10 @@ class FakeEngine:
     def after_step(self, call: Callable[[], None]) -> None:
         self._after_step.append(call)
 
-    def tokenize(self, text: str, add_special: bool) -> list[int]:
+    def image_tokens(self, request: ImagesRequest) -> list[int]:
+        return [len(data) for data in request.images]
+
+    def tokenize(self, text: str, add_special: bool, markers: Sequence[str] = ()) -> list[int]:
         if not self.is_loaded:
             raise NotLoaded
         return ([1] if add_special else []) + list(text.encode())

@@ -210,8 +210,13 @@ class SeeingModel:
         assert positions[order].tolist() == list(range(begin, end)), f"{rows} see {positions[order]}"
         assert tokens[order].tolist() == list(self._history(sequence)[begin:end]), f"{rows} see other tokens"
         visible = (positions <= wanted[:, None]) & (positions >= span.first(wanted)[:, None])
+        visible |= self._sees_beyond(sequence, wanted, positions)
         assert (seen == visible).all(), f"{rows}: the mask is not that of {span}"
         return [digest(tokens[row].astype(np.int64), positions[row].astype(np.int64)) for row in seen]
+
+    def _sees_beyond(self, sequence: int, wanted: Any, positions: Any) -> Any:
+        """[n_rows, n] which of these later positions rows see all the same: none, in text."""
+        return np.zeros((len(wanted), len(positions)), bool)
 
     def _states(self, ctx: Any, batch: Batch) -> Any:
         totals = np.full(batch.n_tokens, -1.0)

@@ -104,13 +104,17 @@ class Simulation:
         n_parallel: int = 4,
         n_batch: int = 512,
         host_cache_bytes: int = 0,
+        eyes: Any = None,
+        image_cache_bytes: int = MEGABYTE,
+        token_gap_s: float = math.inf,
+        seeing: Callable[..., Any] = SeeingModel,
     ) -> None:
         self.layers = {**KINDS, **LIBRARY_KINDS}[kind]
         limits = Limits(n_parallel * SEQUENCES_PER_REQUEST, n_ctx, n_batch, n_pool or n_ctx * n_parallel)
         self.limits = limits
         if kind in KINDS:
             self.cache = make_cache(self.layers, limits)
-            self.model = SeeingModel(self.cache, self.layers, self._history, self._spoilt_from)
+            self.model: Any = seeing(self.cache, self.layers, self._history, self._spoilt_from)
         else:
             self.cache, memory = make_library_cache(self.layers, limits)
             self.model = library = LibraryModel(self.cache, self.layers, self._history, self._spoilt_from)
@@ -131,13 +135,15 @@ class Simulation:
             nothing,
             nothing,
             tokenizer=tokenizer,
+            eyes=eyes,
+            image_cache_bytes=image_cache_bytes,
         )
         host_cache = self.loaded.host_cache(host_cache_bytes)
         if host_cache is not None:
             host_cache._spare = lambda: MEGABYTE << 10
         self.slots = Slots(self.cache, n_parallel, limits.max_sequences, host_cache)
         self.engine._loader.model, self.engine._loader.state = self.loaded, Health(status="ready")
-        self.engine._loop = StepLoop(self.engine._loader, self.loaded, self.slots, math.inf, self.engine._after_step)
+        self.engine._loop = StepLoop(self.engine._loader, self.loaded, self.slots, token_gap_s, self.engine._after_step)
         self.asked: list[Asked] = []
         self._asked_by: dict[int, Asked] = {}  # by the identity of its request
         self.n_pauses = 0
@@ -155,15 +161,16 @@ class Simulation:
 
     @property
     def n_computed(self) -> int:
-        return self.model.n_tokens
+        return int(self.model.n_tokens)
 
     @property
     def running(self) -> list[Completion]:
         return [r for r in self.engine.loop.scheduler.running if isinstance(r, Completion)]
 
-    def ask(self, prompt: Sequence[int], n_predict: int = 20, *, shift: bool = False, **fields: Any) -> Asked:
+    def ask(self, prompt: Sequence[int], n_predict: int = 20, *, shift: bool = False, text: str = "", **fields: Any) -> Asked:
+        """*text*: the prompt as it is sent, where that is not its tokens' numbers."""
         wire = CompletionRequest(
-            prompt=" ".join(map(str, prompt)),
+            prompt=text or " ".join(map(str, prompt)),
             sampling=SamplingOptions(temperature=0),
             n_predict=n_predict,
             shift=shift,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -26,8 +26,10 @@ from puna.model.pooling import Encoder, Pooling, pooling_of
 from puna.model.registry import open_model
 from puna.native.kernels.library import PLACE, wanted
 from puna.native.selftest import verdict
+from puna.runner.loading.eyes import Eyes, open_eyes, sees, with_eyes
 from puna.runner.scheduling.packing import MAX_TEXTS, PACKED_TOKENS
 from puna.runner.step.forward import Compute, Forward
+from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import LoadOptions, MemoryReport
 
 log = logging.getLogger(__name__)
@@ -68,14 +70,30 @@ class Opened:
     is_encoder: bool  # a text must be in one batch as a whole
     measure: Callable[[], MemoryReport]
     allocate: Callable[[], None]
+    eyes: Eyes | None = field(default=None, kw_only=True)
+    blindness: str = field(default="", kw_only=True)  # why a model that has eyes cannot use them
 
     def close(self) -> None:
         self.forward.close()
+        if self.eyes is not None:
+            self.eyes.close()
         self.backend.close()
 
 
-def open_file(file: GGUFFile, options: LoadOptions, n_threads: int, new_engine: bool | None = None) -> Opened:
-    """By the engine that is chosen, which the log names with the reason. The file must stay open as long as what is returned.
+@dataclass(frozen=True)
+class Files:
+    """What a model is loaded from, beside its own file. Without a vocabulary nothing is seen."""
+
+    projector: GGUFFile | None = None
+    tokenizer: Callable[[], Tokenizer] | None = None
+
+
+def open_file(
+    file: GGUFFile, options: LoadOptions, n_threads: int, new_engine: bool | None = None, beside: Files | None = None
+) -> Opened:
+    """By the engine that is chosen, which the log names with the reason. The files must stay open as long as what is returned.
+
+    A model whose eyes cannot be used is loaded all the same: it reads.
 
     Errors: UnsupportedModel, FileFormatError, MissingTensors, BadRequest, LoadError; OutOfMemory.
     """
@@ -83,13 +101,13 @@ def open_file(file: GGUFFile, options: LoadOptions, n_threads: int, new_engine: 
     refusal: UnsupportedModel | MissingTensors | None = None
     if choice.engine == "puna":
         try:
-            return _logged(file, _open_with_puna(file, options, n_threads, choice))
+            return _logged(file, _open_with_puna(file, options, n_threads, choice, beside or Files()))
         except (UnsupportedModel, MissingTensors) as error:
             if choice.is_forced:
                 raise
             refusal, choice = error, Choice("compat", str(error).removeprefix(f"{file.path}: "))
     try:
-        return _logged(file, _open_with_libllama(file, options, n_threads, choice))
+        return _logged(file, _open_with_libllama(file, options, n_threads, choice, beside or Files()))
     except (UnsupportedModel, FileFormatError, LoadError) as error:
         if isinstance(refusal, MissingTensors):
             raise refusal from None  # it names all that are missing, not only the first
@@ -105,7 +123,8 @@ def _logged(file: GGUFFile, opened: Opened) -> Opened:
     return opened
 
 
-def _limits(file: GGUFFile, options: LoadOptions) -> Limits:
+def _limits(file: GGUFFile, options: LoadOptions, eyes: Eyes | None = None) -> Limits:
+    """A step has room for the largest image whose tokens must be computed at once."""
     n_ctx = options.n_ctx
     trained = file.metadata.integer("context_length", 0)
     if 0 < trained < n_ctx:
@@ -114,9 +133,10 @@ def _limits(file: GGUFFile, options: LoadOptions) -> Limits:
     return Limits(
         max_sequences=options.n_parallel * SEQUENCES_PER_REQUEST,
         n_ctx=n_ctx,
-        n_batch=min(options.n_batch, n_ctx),
+        n_batch=min(max(options.n_batch, eyes.n_together if eyes else 0), n_ctx),
         n_pool=options.n_pool or n_ctx * options.n_parallel,
         n_outputs=options.n_parallel * SEQUENCES_PER_REQUEST * OUTPUTS_PER_SEQUENCE,
+        n_encoded=eyes.n_encoded if eyes else 0,
     )
 
 
@@ -125,8 +145,22 @@ def _limits_of_whole_texts(limits: Limits, options: LoadOptions) -> Limits:
     return Limits(max(options.n_parallel, MAX_TEXTS), limits.n_ctx, n_batch, n_batch)
 
 
-def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice: Choice) -> Opened:
+def _eyes(file: GGUFFile, options: LoadOptions, n_threads: int, beside: Files) -> tuple[Eyes | None, str]:
+    """What the model sees with, or why it does not."""
+    if beside.tokenizer is None or not sees(file, beside.projector):
+        return None, ""
+    try:
+        return open_eyes(file, beside.projector, beside.tokenizer(), options, n_threads), ""
+    except OutOfMemory:
+        raise
+    except (UnsupportedModel, FileFormatError, LoadError) as error:
+        log.warning("the model reads and does not see: %s", error)
+        return None, str(error)
+
+
+def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice: Choice, beside: Files) -> Opened:
     facts = verdict()
+    eyes, blindness = _eyes(file, options, n_threads, beside)
     backend = GGMLBackend(
         file,
         n_threads=n_threads,
@@ -140,8 +174,13 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
     )
     try:
         facts.require_plain({kind.ggml_name for kind in backend.tensor_types})
-        limits = _limits(file, options)
+        limits = _limits(file, options, eyes)
         model = open_model(file, backend, limits.n_ctx)
+        if eyes is not None and eyes.vision.n_out != model.n_embd:
+            blindness = f"rows of its images have {eyes.vision.n_out} values, the model takes {model.n_embd}"
+            eyes.close()
+            eyes = None
+            limits = _limits(file, options)
         if backend.instructions:
             log.info("quantised matrices are multiplied by Puna's own products (%s)", backend.instructions)
         pooling = pooling_of(file)
@@ -151,21 +190,39 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
         forward = Forward(backend, model, cache, limits, builds_ahead=options.build_ahead)
     except BaseException:
         backend.close()
+        if eyes is not None:
+            eyes.close()
         raise
 
     def measure() -> MemoryReport:
         backend.measure()
         sizes = backend.reserve_sizes(forward.plan_largest().ctx)
-        return backend.memory([n * forward.n_places for n in sizes])
+        report = backend.memory([n * forward.n_places for n in sizes])
+        return report if eyes is None else with_eyes(report, eyes.measure())
 
     def allocate() -> None:
         backend.allocate()
         forward.reserve()
+        if eyes is not None:
+            eyes.allocate()
 
-    return Opened(choice, backend, cache, forward, limits, model.n_vocab, pooling, isinstance(model, Encoder), measure, allocate)
+    return Opened(
+        choice,
+        backend,
+        cache,
+        forward,
+        limits,
+        model.n_vocab,
+        pooling,
+        isinstance(model, Encoder),
+        measure,
+        allocate,
+        eyes=eyes,
+        blindness=blindness,
+    )
 
 
-def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, choice: Choice) -> Opened:
+def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, choice: Choice, beside: Files) -> Opened:
     facts = verdict()
     types = {tensor.type.ggml_name for tensor in file.tensors.values()}
     facts.require_plain(types)
@@ -195,4 +252,5 @@ def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, ch
         model.sees_whole_text,
         model.memory,
         model.check_free,
+        blindness="libllama reads, and sees nothing here" if sees(file, beside.projector) else "",
     )

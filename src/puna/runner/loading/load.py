@@ -15,8 +15,10 @@ from puna.host import usable_cores
 from puna.kvcache.cache import RememberingCache, SavingCache, StepEndCache
 from puna.model.pooling import Pooling
 from puna.native import cpu
+from puna.runner.images.sight import Sight
 from puna.runner.loading.accounting import with_host
-from puna.runner.loading.engines import SEQUENCES_PER_REQUEST, Opened, open_file
+from puna.runner.loading.engines import SEQUENCES_PER_REQUEST, Files, Opened, open_file
+from puna.runner.loading.eyes import with_eyes
 from puna.runner.loading.model_file import ModelFile
 from puna.runner.prefixes.host_cache import HostCache, spare_bytes
 from puna.runner.scheduling.workload import Workload
@@ -33,6 +35,14 @@ class Loaded(Opened):
 
     tokenizer: Tokenizer
     threads: Threads | None = None  # None: always as many as were asked for
+    image_cache_bytes: int = 0
+
+    @cached_property
+    def sight(self) -> Sight | None:
+        """None where there are no eyes."""
+        if self.eyes is None:
+            return None
+        return Sight(self.eyes.vision, self.eyes.decoders.pixels, self.image_cache_bytes, self.limits.n_batch)
 
     @property
     def n_parallel(self) -> int:
@@ -67,11 +77,12 @@ class Loaded(Opened):
         if self.pooling is Pooling.RANK:
             return Ranking(tokenizer, n_ctx, self.backend.file, takes_whole_texts=self.is_encoder)
         if self.pooling is Pooling.NONE and not self.is_encoder:
-            return Generation(tokenizer, n_ctx)
+            return Generation(tokenizer, n_ctx, self.sight, self.blindness)
         return Embedding(tokenizer, n_ctx, self.pooling, takes_whole_texts=self.is_encoder)
 
     def memory(self) -> MemoryReport:
-        return with_host(self.backend.memory(), self)
+        report = self.backend.memory()
+        return with_host(report if self.eyes is None else with_eyes(report, self.eyes.memory()), self)
 
     @contextmanager
     def paced(self, n_tokens: int) -> Iterator[None]:
@@ -81,6 +92,8 @@ class Loaded(Opened):
             return
         if self.threads.has_changed():
             self.backend.set_threads(self.threads.count)
+            if self.eyes is not None:
+                self.eyes.backend.set_threads(self.threads.count)
         began = time.monotonic()
         yield
         self.threads.note(n_tokens, time.monotonic() - began)
@@ -103,6 +116,7 @@ def check(options: LoadOptions) -> None:
         ("n_threads", 0, 4096),
         ("host_cache_bytes", 0, 1 << 62),
         ("token_gap_s", 0, 1 << 30),
+        ("image_cache_bytes", 0, 1 << 62),
     ):
         value = getattr(options, name)
         if not low <= value <= high:
@@ -111,13 +125,19 @@ def check(options: LoadOptions) -> None:
         raise BadRequest(f"kv_cache_type {options.kv_cache_type} needs flash_attention")
 
 
+def _opened(file: ModelFile, options: LoadOptions, new_engine: bool | None) -> Opened:
+    head = file.head()
+    beside = Files(file.projector(options.projector), file.tokenizer)
+    return open_file(head, options, n_threads(options), new_engine, beside)
+
+
 def measure(file: ModelFile, options: LoadOptions, new_engine: bool | None = None) -> tuple[MemoryReport, Choice]:
     """What a load would take, and the engine; nothing is allocated.
 
     Errors: as allocate.
     """
     check(options)
-    opened = open_file(file.head(), options, n_threads(options), new_engine)
+    opened = _opened(file, options, new_engine)
     try:
         return with_host(opened.measure(), opened), opened.choice
     finally:
@@ -130,7 +150,7 @@ def allocate(file: ModelFile, options: LoadOptions, new_engine: bool | None = No
     Errors: OutOfMemory, UnsupportedModel, FileFormatError, MissingTensors, BadRequest, LoadError.
     """
     check(options)
-    opened = open_file(file.head(), options, n_threads(options), new_engine)
+    opened = _opened(file, options, new_engine)
     try:
         opened.allocate()
         tokenizer = file.tokenizer()
@@ -140,7 +160,7 @@ def allocate(file: ModelFile, options: LoadOptions, new_engine: bool | None = No
                 f"{file.path}: {tokenizer.n_tokens} tokens in the vocabulary, {opened.n_vocab} in token_embd.weight"
             )
         threads = Threads(n_threads(options), usable_cores()) if options.n_threads == 0 else None
-        return Loaded(**vars(opened), tokenizer=tokenizer, threads=threads)
+        return Loaded(**vars(opened), tokenizer=tokenizer, threads=threads, image_cache_bytes=options.image_cache_bytes)
     except BaseException:
         opened.close()
         raise
@@ -148,3 +168,5 @@ def allocate(file: ModelFile, options: LoadOptions, new_engine: bool | None = No
 
 def read_weights(loaded: Loaded, progress: Callable[[float], None]) -> None:
     loaded.backend.load(progress)
+    if loaded.eyes is not None:
+        loaded.eyes.load(lambda _share: progress(1.0))

@@ -18,6 +18,7 @@ class ModelFile:
         self._state: tuple[int, ...] = ()
         self._head: GGUFFile | None = None
         self._tokenizer: Tokenizer | None = None
+        self._projector: GGUFFile | None = None
 
     def head(self) -> GGUFFile:
         """As the file is now. To be called when nothing uses an earlier one any more.
@@ -40,6 +41,18 @@ class ModelFile:
             self._tokenizer = Tokenizer(self.path)
         return self._tokenizer
 
+    def projector(self, path: str) -> GGUFFile | None:
+        """The file at this path, which stays open as long as the model's; None for none.
+
+        Errors: NotFound, FileFormatError.
+        """
+        if self._projector is not None and self._projector.path != path:
+            self._projector.close()
+            self._projector = None
+        if self._projector is None and path:
+            self._projector = GGUFFile.open(path)
+        return self._projector
+
     def _seen(self) -> tuple[int, ...]:
         try:
             found = self.path.stat()
@@ -50,6 +63,8 @@ class ModelFile:
     def close(self) -> None:
         if self._head is not None:
             self._head.close()
+        if self._projector is not None:
+            self._projector.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
-        self._state, self._head, self._tokenizer = (), None, None
+        self._state, self._head, self._projector, self._tokenizer = (), None, None, None

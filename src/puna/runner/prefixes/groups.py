@@ -31,9 +31,3 @@ def cut(begin: int, end: int, groups: Sequence[Group]) -> Group:
         if first < end < last:
             end = last
     return begin, end
-
-
-def without(begin: int, end: int, groups: Sequence[Group]) -> list[Group]:
-    """The groups that are left when the tokens [begin, end) are gone; none of them is split."""
-    n = end - begin
-    return [(first - n, last - n) if first >= end else (first, last) for first, last in groups if first >= end or last <= begin]

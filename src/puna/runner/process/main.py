@@ -61,6 +61,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     load.add_argument("--token-gap-s", type=float, metavar="S", help="how long answers may wait for a token beside prompts")
     load.add_argument("--adapter", dest="adapters", action="append", metavar="FILE", help="a LoRA file; may be repeated")
+    load.add_argument("--projector", metavar="FILE", help="what the model sees with, where its own file does not hold it")
+    load.add_argument("--image-cache-bytes", type=int, help="memory for images that are encoded (default: none)")
     load.add_argument("--no-mmap", dest="use_mmap", action="store_false", default=None, help="read the file into memory")
     return parser.parse_args(argv)
 
@@ -161,6 +163,8 @@ def _load_request(args: argparse.Namespace) -> LoadRequest:
         "token_gap_s",
         "use_mmap",
         "adapters",
+        "projector",
+        "image_cache_bytes",
     )
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return LoadRequest(operation="commit", options=LoadOptions(**given))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from puna.errors import LoadError, PunaError
 from puna.runner.service import EngineService, Handle, NotLoaded
@@ -18,6 +18,7 @@ from puna.wire import (
     EmbeddingRequest,
     Failed,
     Health,
+    ImagesRequest,
     LoadReply,
     LoadRequest,
     Occupancy,
@@ -94,8 +95,11 @@ class StartingEngine:
     def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> Handle:
         return self._get().embed(request, emit)
 
-    def tokenize(self, text: str, add_special: bool) -> list[int]:
-        return self._get().tokenize(text, add_special)
+    def tokenize(self, text: str, add_special: bool, markers: Sequence[str] = ()) -> list[int]:
+        return self._get().tokenize(text, add_special, markers)
+
+    def image_tokens(self, request: ImagesRequest) -> list[int]:
+        return self._get().image_tokens(request)
 
     def detokenize(self, tokens: list[int]) -> str:
         return self._get().detokenize(tokens)

@@ -17,9 +17,9 @@ def dropped(n_ctx: int, n_keep: int, groups: Sequence[Group]) -> Group:
 
 def shift(task: Task, cache: Sequences, slots: Slots) -> None:
     """Let the task drop what it must, and have what cannot be moved in the cache computed again."""
-    begin, end = task.shift()
+    begin, end, n_positions = task.shift()
     try:
-        cache.remove(task.slot, begin, end)
+        cache.remove(task.slot, begin, end, n_positions=n_positions)
         task.n_computed -= end - begin
     except NotSupported:
         task.n_computed = resume_point(cache, task.slot, begin)

@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from puna.runner.images.in_sequence import ImageAt
 from puna.runner.prefixes.groups import Group
 from puna.runner.scheduling.schedule import Progress
 
 Reason = Literal["stop", "length", "cancelled"]
+
+
+class Removed(NamedTuple):
+    """The tokens [begin, end) of a sequence, and so many positions along the axes of M-RoPE."""
+
+    begin: int
+    end: int
+    n_positions: int
 
 
 class Waiting(Protocol):
@@ -29,6 +38,7 @@ class Task(Protocol):
 
     tokens: list[int]
     groups: Sequence[Group]
+    images: Sequence[ImageAt]
     n_ctx: int  # tokens that it may have at most; it may be one beyond, until the next step
     n_computed: int
     slot: int
@@ -62,11 +72,17 @@ class Task(Protocol):
     def is_done(self) -> bool: ...
     @property
     def progress(self) -> Progress: ...
+    @property
+    def is_cross_attended(self) -> bool:
+        """Whether its images are looked at by cross attention."""
+
+    def n_ready(self, n_computed: int) -> int:
+        """How many of its tokens may be computed when so many are: as far as its images are encoded."""
 
     def place(self, slot: int, n_cached: int) -> None:
         """It starts, in this sequence of the cache, which has the first so many of its tokens."""
 
-    def shift(self) -> Group:
+    def shift(self) -> Removed:
         """It has more tokens than it may: leave out some that are not the last. Those that went, as they were numbered."""
 
     def output_rows(self, begin: int, n_tokens: int) -> range:

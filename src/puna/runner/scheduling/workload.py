@@ -10,9 +10,10 @@ from typing import Generic
 import numpy as np
 import numpy.typing as npt
 
+from puna.errors import UnsupportedModel
 from puna.runner.scheduling.admission import Room
 from puna.runner.scheduling.task import Part, T, W
-from puna.wire import CompletionReply, CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed
+from puna.wire import CompletionReply, CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed, ImagesRequest
 
 Rows = npt.NDArray[np.float32]
 
@@ -30,6 +31,13 @@ class Workload(ABC, Generic[W, T]):
     @abstractmethod
     def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> W:
         """Errors: BadRequest; UnsupportedModel where the model cannot do it."""
+
+    def image_tokens(self, request: ImagesRequest) -> list[int]:
+        """How many tokens each image takes in a prompt.
+
+        Errors: BadRequest naming the image that is none; UnsupportedModel where the model sees nothing.
+        """
+        raise UnsupportedModel("images are not supported: the model has nothing to see with")
 
     @abstractmethod
     def prompts(self, waiting: Sequence[W]) -> list[list[int]]:

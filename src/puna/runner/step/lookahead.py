@@ -19,10 +19,11 @@ def look_ahead(forward: Compute, parts: Sequence[Part[Task]], n_batch: int, pace
 
 def next_parts(parts: Sequence[Part[Task]], n_batch: int, pace: Pace) -> list[Part[Task]]:
     """The parts of the next step; of tokens that are not known yet as well."""
-    progress = [
-        # Whoever has all tokens computed gets one more.
-        Progress(part.end, max(len(part.task.tokens), part.end + 1), groups=part.task.groups)
-        for part in parts
-    ]
+    progress = [Progress(part.end, _n_ready(part), groups=part.task.groups) for part in parts]
     counts = schedule(progress, n_batch, pace)
     return [Part(part.task, part.end, n) for part, n in zip(parts, counts, strict=True) if n]
+
+
+def _n_ready(part: Part[Task]) -> int:
+    """Whoever has all tokens computed gets one more."""
+    return part.end + 1 if part.end >= len(part.task.tokens) else part.task.n_ready(part.end)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from puna.errors import BadRequest, ContextOverflow
 from puna.runner.failures import deliver
-from puna.runner.prefixes.groups import Group, cut, without
+from puna.runner.images.image import Image
+from puna.runner.images.in_sequence import ImageAt, extents, groups, n_ready, position, without
+from puna.runner.prefixes.groups import Group, cut
 from puna.runner.prefixes.key import scoped
 from puna.runner.scheduling.schedule import Progress
 from puna.runner.scheduling.shift import dropped
-from puna.runner.scheduling.task import Reason
+from puna.runner.scheduling.task import Reason, Removed
+from puna.runner.tasks.prompt import said, tokens_of
 from puna.runner.tasks.text import TextStream
 from puna.runner.tasks.thinking import ThinkingMeter
 from puna.sample.breakers import breakers_of
@@ -39,19 +43,27 @@ Emit = Callable[[CompletionReply], None]
 MAX_CONTEXTS = 10
 
 
+class Seen(NamedTuple):
+    """A request's images by what stands for them in its prompt, and what to do when it has ended."""
+
+    images: Mapping[str, Image]
+    give_back: Callable[[], None]
+    is_cross_attended: bool = False
+
+
 class Completion:
     """``tokens`` are those of prompt and answer; the first ``n_computed`` of them are in the cache of ``slot``."""
 
-    def __init__(
-        self, wire: CompletionRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit, groups: Sequence[Group] = ()
-    ) -> None:
-        tokens = [*wire.context, *tokenizer.encode(wire.prompt, add_special=not wire.context)]
+    def __init__(self, wire: CompletionRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit, seen: Seen | None = None) -> None:
+        tokens, images = tokens_of(wire.prompt, tokenizer, seen.images if seen else None, wire.context)
         _check(wire, tokens, tokenizer.n_tokens)
         self.wire = wire
         self.n_ctx = n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
         self.n_keep = _n_keep(wire, len(tokens), n_ctx)
-        self.groups: Sequence[Group]
-        self.tokens, self.groups = fit(tokens, self.n_keep, n_ctx, wire, groups)
+        self.images: Sequence[ImageAt]
+        self.tokens, self.images = fit(tokens, self.n_keep, n_ctx, wire, images)
+        self.groups: Sequence[Group] = groups(self.images)
+        self._seen = seen
         self.n_prompt = len(self.tokens)
         self.n_truncated = len(tokens) - self.n_prompt
         self.n_computed = 0
@@ -67,7 +79,8 @@ class Completion:
         has_dry = bool(wire.sampling.dry_multiplier)
         breakers = breakers_of(tokenizer, wire.sampling.dry_sequence_breakers) if has_dry else None
         self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx, breakers=breakers)
-        self.sampler.accept_many(self.tokens)
+        text = said(self.tokens, self.images, is_cross_attended=self.is_cross_attended)
+        self.sampler.accept_many(text)
         self.matcher = None if wire.grammar is None else _matcher(wire.grammar, tokenizer)
         self._thinking = None if wire.thinking is None else ThinkingMeter(wire.thinking, tokenizer)
         self._tokenizer = tokenizer
@@ -76,26 +89,37 @@ class Completion:
         self._answer: list[int] = []
         self._n_emitted = 0  # characters
         self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # with the character at which the token's text begins
-        self._prompt_tokens = list(self.tokens) if wire.return_tokens else []
+        self._prompt_tokens = text if wire.return_tokens else []
         self.tokens = scoped(self.tokens, wire.salt)  # after all that takes tokens for what they are
         self._started = 0
         self._first_token = 0
 
-    def shift(self) -> Group:
-        """Half of what follows the kept tokens goes."""
-        begin, end = dropped(self.n_ctx, self.n_keep, self.groups)
+    def shift(self) -> Removed:
+        """Half of what follows the kept tokens goes, images as a whole."""
+        begin, end = dropped(self.n_ctx, self.n_keep, extents(self.images))
+        n_positions = position(self.images, end) - position(self.images, begin)
         self._drop(begin, end)
-        return begin, end
+        return Removed(begin, end, n_positions)
 
     def _drop(self, begin: int, end: int) -> None:
-        """Leave these tokens out; none of the groups is split."""
-        self.groups = without(begin, end, self.groups)
+        """Leave these tokens out; none of the images is split."""
+        self.images = without(self.images, begin, end)
+        self.groups = groups(self.images)
         del self.tokens[begin:end]
         self.tokens[:1] = scoped(self.tokens[:1], self.wire.salt)
 
     @property
     def progress(self) -> Progress:
-        return Progress(self.n_computed, len(self.tokens), 0, self.groups)
+        return Progress(self.n_computed, self.n_ready(self.n_computed), 0, self.groups)
+
+    def n_ready(self, n_computed: int) -> int:
+        if not self.images:
+            return len(self.tokens)
+        return n_ready(self.images, n_computed, len(self.tokens), is_cross_attended=self.is_cross_attended)
+
+    @property
+    def is_cross_attended(self) -> bool:
+        return self._seen is not None and self._seen.is_cross_attended
 
     reuses_prefixes = True
     is_resumable = True
@@ -230,6 +254,11 @@ class Completion:
 
     def _end(self, last: Done | Failed) -> None:
         self.is_done = True
+        if self._seen is not None:
+            try:
+                self._seen.give_back()
+            except BaseException:
+                log.exception("images could not be given back")
         deliver(self._emit, last)
 
 
@@ -271,19 +300,21 @@ def _n_predict(wire: CompletionRequest, n_prompt: int, n_ctx: int) -> int:
 
 
 def fit(
-    tokens: list[int], n_keep: int, n_ctx: int, wire: CompletionRequest, groups: Sequence[Group] = ()
-) -> tuple[list[int], list[Group]]:
-    """The prompt as it fits the context, and its groups: the first n_keep tokens and the newest, with room for an answer.
+    tokens: list[int], n_keep: int, n_ctx: int, wire: CompletionRequest, images: Sequence[ImageAt] = ()
+) -> tuple[list[int], list[ImageAt]]:
+    """The prompt as it fits the context, and its images: the first n_keep tokens and the newest, with room for an answer.
 
-    Errors: ContextOverflow when it does not fit and may not be truncated.
+    Errors: ContextOverflow when it does not fit and may not be truncated, or nothing would be left.
     """
     if len(tokens) <= n_ctx:
-        return tokens, list(groups)
+        return tokens, list(images)
     if not wire.truncate:
         raise ContextOverflow(len(tokens), n_ctx)
     room = max(n_ctx // 4, 1)
     if wire.n_predict >= 0:
         room = min(room, max(wire.n_predict, 1))
     n_tail = max(n_ctx - room - n_keep, 1)
-    begin, end = cut(n_keep, len(tokens) - n_tail, groups)
-    return [*tokens[:begin], *tokens[end:]], without(begin, end, groups)
+    begin, end = cut(n_keep, len(tokens) - n_tail, extents(images))
+    if not begin and end == len(tokens):
+        raise ContextOverflow(len(tokens), n_ctx)
+    return [*tokens[:begin], *tokens[end:]], without(images, begin, end)

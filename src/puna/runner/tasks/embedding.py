@@ -14,9 +14,10 @@ import numpy.typing as npt
 from puna.errors import BadRequest, PunaError
 from puna.model.pooling import Pooling
 from puna.runner.failures import deliver
+from puna.runner.images.in_sequence import ImageAt
 from puna.runner.prefixes.groups import Group
 from puna.runner.scheduling.schedule import Progress
-from puna.runner.scheduling.task import Reason
+from puna.runner.scheduling.task import Reason, Removed
 from puna.runner.scheduling.workload import Rows
 from puna.runner.tasks.inputs import Fitted
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed
@@ -123,6 +124,8 @@ class EmbeddedText:
         self._job.is_cancelled = value
 
     groups: Sequence[Group] = ()
+    images: Sequence[ImageAt] = ()
+    is_cross_attended = False
     n_generated = n_to_write = 0
     reuses_prefixes = False
     is_resumable = False  # the sum is over all its tokens: it begins again when some of them are lost
@@ -131,10 +134,13 @@ class EmbeddedText:
     def n_prompt(self) -> int:
         return len(self.tokens)
 
+    def n_ready(self, n_computed: int) -> int:
+        return len(self.tokens)
+
     def place(self, slot: int, n_cached: int) -> None:
         self.slot = slot
 
-    def shift(self) -> Group:
+    def shift(self) -> Removed:
         raise AssertionError("a text fits the context, and does not grow")
 
     def output_rows(self, begin: int, n_tokens: int) -> range:

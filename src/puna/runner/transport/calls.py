@@ -8,13 +8,25 @@ from puna.errors import NotFound
 from puna.runner.failures import require_ready
 from puna.runner.service import EngineService, Handle
 from puna.runner.transport.counters import Counters
-from puna.wire import EmbeddingReply, EmbeddingRequest, Failed, LoadRequest, Message, Text, TokenizeRequest, Tokens, decode
+from puna.wire import (
+    EmbeddingReply,
+    EmbeddingRequest,
+    Failed,
+    ImagesReply,
+    ImagesRequest,
+    LoadRequest,
+    Message,
+    Text,
+    TokenizeRequest,
+    Tokens,
+    decode,
+)
 
 Reply = Callable[[Message], None]
 """Takes the answer, or Failed; any thread."""
 
 QUICK_PATHS = frozenset({"/health", "/occupancy"})  # answered at once, also while everything else is busy
-PATHS = (*sorted(QUICK_PATHS), "/load", "/embedding", "/tokenize", "/detokenize")
+PATHS = (*sorted(QUICK_PATHS), "/load", "/embedding", "/images", "/tokenize", "/detokenize")
 
 
 class Calls:
@@ -38,7 +50,10 @@ class Calls:
                 reply(service.load(decode(LoadRequest, body)))
             case "/tokenize":
                 text = decode(TokenizeRequest, body)
-                reply(Tokens(tokens=service.tokenize(text.content, text.add_special)))
+                reply(Tokens(tokens=service.tokenize(text.content, text.add_special, text.markers)))
+            case "/images":
+                require_ready(service)
+                reply(ImagesReply(n_tokens=service.image_tokens(decode(ImagesRequest, body))))
             case "/detokenize":
                 reply(Text(content=service.detokenize(decode(Tokens, body).tokens)))
             case "/embedding":

@@ -167,7 +167,9 @@ class Admission:
         steps = negotiate(free, policy)
         attempt = next(steps)
         while True:
-            placed = msgspec.structs.replace(options, gpu_layers=list(attempt.layout.parts))
+            placed = msgspec.structs.replace(
+                options, gpu_layers=list(attempt.layout.parts), projector_device=attempt.layout.projector
+            )
             request = wire.LoadRequest(operation=attempt.operation, options=placed)
             async with self._blaming(runner, [part.device for part in attempt.layout.parts]):
                 reply = await runner.try_load(request, self.settings.load_timeout)

@@ -1,0 +1,107 @@
+"""The part of a model that sees, opened beside the part that reads: from the model's own file or from a projector's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from puna.errors import UnsupportedModel
+from puna.gguf.reader import GGUFFile
+from puna.ml.ggml.backend import GGMLBackend
+from puna.native.selftest import verdict
+from puna.runner.images.graphs import GraphEncoder
+from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.images.decoders import Decoders
+from puna.vision.model import Prepared, VisionModel
+from puna.vision.registry import kind_of, open_vision
+from puna.wire import DeviceLayers, DeviceMemory, LoadOptions, MemoryReport
+
+
+class Eyes:
+    """A family's encoder, with memory of its own. Nothing is taken before allocate."""
+
+    def __init__(self, vision: VisionModel, backend: GGMLBackend) -> None:
+        self.vision = vision
+        self.backend = backend
+        self.encoder = GraphEncoder(backend, vision)
+        self.decoders = Decoders()
+        width, height = vision.largest()
+        self._largest: Prepared | None = vision.prepare(np.zeros((height, width, 3), np.uint8))
+        self.n_together = max((end - begin for begin, end in self._largest.placed.together), default=1)
+        self.n_encoded = self._largest.n_rows if vision.is_cross_attended else 0
+        arrays = [array for piece in self._largest.pieces for array in piece.arrays.values()]
+        self._host_bytes = sum(array.nbytes for array in arrays) + 4 * self._largest.n_rows * vision.n_out
+
+    def measure(self) -> MemoryReport:
+        assert self._largest is not None
+        self.backend.measure()
+        return self._with_host(self.backend.memory(self.encoder.reserve_sizes(self._largest)))
+
+    def allocate(self) -> None:
+        """Errors: OutOfMemory."""
+        assert self._largest is not None
+        self.backend.allocate()
+        self.encoder.reserve(self._largest)
+        self._largest = None
+
+    def memory(self) -> MemoryReport:
+        return self._with_host(self.backend.memory())
+
+    def _with_host(self, report: MemoryReport) -> MemoryReport:
+        """With what the largest image takes before and after it is encoded."""
+        return msgspec.structs.replace(report, host=report.host + self._host_bytes)
+
+    def load(self, progress: Callable[[float], None]) -> None:
+        self.backend.load(progress)
+
+    def close(self) -> None:
+        self.decoders.close()
+        self.backend.close()
+
+
+def sees(file: GGUFFile, projector: GGUFFile | None) -> bool:
+    """Whether there is anything to see with, of whatever family."""
+    return projector is not None or any(name.startswith("v.") for name in file.tensors)
+
+
+def open_eyes(file: GGUFFile, projector: GGUFFile | None, tokenizer: Tokenizer, options: LoadOptions, n_threads: int) -> Eyes:
+    """Of the model *file*; *projector* is a file beside it, if there is one. The files must stay open as long as the eyes.
+
+    Errors: UnsupportedModel, FileFormatError, MissingTensors, LoadError.
+    """
+    own = projector or file
+    if kind_of(own) is None:
+        raise UnsupportedModel(f"{own.path} holds no encoder of images")
+    facts = verdict()
+    facts.require_plain({tensor.type.ggml_name for tensor in own.tensors.values()})
+    backend = GGMLBackend(own, n_threads=n_threads, use_mmap=options.use_mmap, allows=facts.allows)
+    if options.projector_device:
+        n_layers = backend.n_layers
+        backend.close()
+        layers = [DeviceLayers(device=options.projector_device, begin=0, end=n_layers + 1)]
+        backend = GGMLBackend(own, n_threads=n_threads, layers=layers, use_mmap=options.use_mmap, allows=facts.allows)
+    try:
+        return Eyes(open_vision(own, backend, file, tokenizer), backend)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def with_eyes(report: MemoryReport, eyes: MemoryReport) -> MemoryReport:
+    """Both parts of a model, on whichever devices."""
+    devices = {device.device: device for device in report.devices}
+    n_layers = max((len(device.weights) for device in report.devices), default=1)
+    for part in eyes.devices:
+        known = devices.get(part.device)
+        if known is None:
+            known = DeviceMemory(device=part.device, weights=[0] * n_layers, cache=[0] * n_layers, graph=0, is_gpu=part.is_gpu)
+        devices[part.device] = msgspec.structs.replace(known, projector=known.projector + part.total)
+    return msgspec.structs.replace(
+        report,
+        devices=list(devices.values()),
+        input_weights=report.input_weights + eyes.input_weights,
+        mapped=report.mapped + eyes.mapped,
+        host=report.host + eyes.host,
+    )

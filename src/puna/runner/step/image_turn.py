@@ -1,0 +1,98 @@
+"""What is encoded between two steps: a part of the image that the oldest request waits for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import wait
+from typing import Protocol
+
+from puna.runner.images.encoding import Encoder, Encoding
+from puna.runner.images.image import Image
+from puna.runner.images.in_sequence import next_wanted
+from puna.runner.images.kept import KeptImages
+from puna.runner.scheduling.task import Task
+
+log = logging.getLogger(__name__)
+
+UNHURRIED_S = 0.25  # where nobody waits for the next step; those who come or leave meanwhile do
+LEAST_PART = 0.25  # of the time between two tokens, however long the step took
+_POLL_S = 0.05
+
+
+class Aborting(Protocol):
+    def abort(self) -> None: ...
+    def clear_abort(self) -> None: ...
+
+
+class ImageTurns:
+    """Belongs to the engine's thread, but for abort."""
+
+    def __init__(self, encoder: Encoder, kept: KeptImages, host: Aborting, target_s: float) -> None:
+        """*target_s*: how long those who decode may wait for their next token."""
+        self.encoding = Encoding(encoder)
+        self._kept = kept
+        self._host = host
+        self._target_s = target_s
+
+    def seconds(self, running: Sequence[Task], step_s: float) -> float:
+        """For the turn after a step that took so long; 0 where there was none."""
+        if not any(task.n_generated and not task.is_paused for task in running):
+            return UNHURRIED_S
+        return min(max(self._target_s - step_s, LEAST_PART * self._target_s), UNHURRIED_S)
+
+    def turn(self, running: Sequence[Task], step_s: float, *, is_idle: bool) -> None:
+        """Encode for so long; *is_idle*: nothing else can be computed until that is done. Never raises."""
+        waiting = [task for task in sorted(running, key=_age) if not (task.is_done or task.is_cancelled)]
+        wanted = {id(image): image for task in waiting if (image := next_wanted(task.images, task.n_computed))}
+        self._fail(waiting)
+        images = [image for image in wanted.values() if image.problem is None]
+        if not any(image is self.encoding.image for image in images):
+            self.encoding.drop()  # nobody waits for it any more
+            if not images:
+                return
+            if not self._begin(images, is_idle=is_idle):
+                return
+        self._advance(self.seconds(running, step_s))
+        self._fail(waiting)
+
+    def _begin(self, images: Sequence[Image], *, is_idle: bool) -> bool:
+        ready = next((image for image in images if image.pieces is not None), None)
+        if ready is not None:
+            self.encoding.begin(ready)
+            return True
+        asked = [self._kept.ask_for_pieces(image) for image in images[:1]]
+        if is_idle:
+            wait(asked, timeout=_POLL_S)
+        return False
+
+    def _advance(self, seconds: float) -> None:
+        image = self.encoding.image
+        assert image is not None
+        try:
+            rows = self.encoding.advance(seconds)
+        except BaseException as error:
+            log.exception("an image could not be encoded")
+            image.problem = error
+            self.encoding.drop()
+            return
+        finally:
+            self._host.clear_abort()
+        if rows is not None:
+            self._kept.encoded(image, rows)
+
+    def _fail(self, waiting: Sequence[Task]) -> None:
+        """Those whose images cannot be encoded."""
+        for task in waiting:
+            image = next_wanted(task.images, task.n_computed)
+            if image is not None and image.problem is not None and not task.is_done:
+                task.fail(image.problem)
+
+    def abort(self) -> None:
+        """The part that is computed now is not worth finishing; any thread."""
+        self._host.abort()
+
+
+def _age(task: Task) -> tuple[bool, int]:
+    """Who gave way goes on later than those who did not."""
+    return task.is_paused, task.order
