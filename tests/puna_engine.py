@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from puna.kvcache.batch import batch
+from puna.kvcache.batch import Encoded, batch
 from puna.kvcache.cache import Limits
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
@@ -37,8 +37,9 @@ class PunaEngine:
         adapters: Sequence[Any] = (),
         layers: Sequence[DeviceLayers] = (),
         use_kernels: bool | None = None,
+        n_encoded: int = 0,
     ) -> None:
-        """*use_kernels* None: as the setting says."""
+        """*use_kernels* None: as the setting says. *n_encoded*: of an image's vectors that a sequence may look at."""
         self.backend = GGMLBackend(
             path,
             n_threads=n_threads,
@@ -47,7 +48,7 @@ class PunaEngine:
             layers=layers,
             kernels=wanted(use_kernels),
         )
-        self.limits = Limits(n_sequences, n_ctx, n_batch)
+        self.limits = Limits(n_sequences, n_ctx, n_batch, n_encoded=n_encoded)
         self.model: Any = open_model(self.backend.file, self.backend, n_ctx)
         self.cache = self.model.make_cache(self.backend, self.limits, DType(cache_type))
         self.backend.allocate()
@@ -65,9 +66,14 @@ class PunaEngine:
         embedded: tuple[Any, Any] | None = None,
         bidirectional: Sequence[tuple[int, int]] = (),
         axes: Any = None,
+        images: Sequence[tuple[int, int, Any]] = (),
     ) -> npt.NDArray[np.float32]:
-        """*embedded*: rows of the batch, and the embeddings that they are given as."""
-        logits = self.forward(batch(tokens, positions, sequences, outputs, bidirectional, (), embedded, axes))
+        """*embedded*: rows of the batch, and the embeddings that they are given as. *images*: sequence, position and the vectors
+        that cross attention looks at, in the order of the sequences' rows.
+        """
+        encoded = [Encoded(sequence, position, len(vectors)) for sequence, position, vectors in images]
+        states = np.concatenate([vectors for _, _, vectors in images]) if images else None
+        logits = self.forward(batch(tokens, positions, sequences, outputs, bidirectional, encoded, embedded, axes, states))
         assert logits is not None, "nothing aborts a compute here"
         return logits
 

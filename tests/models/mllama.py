@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from puna.gguf.types import TensorType
+from puna.gguf.types import TensorType, ValueType
 from puna.gguf.writer import GGUFWriter
 from tests.models.dialect import Translation
 from tests.models.row import Row, TinyFile
@@ -110,7 +110,6 @@ def add_eyes(
     for key, value in {
         "block_count": n_local,
         "global.block_count": n_global,
-        "intermediate_layers_indices": np.array(taken, np.int32),
         "embedding_length": n_vision,
         "feed_forward_length": n_vision_ff,
         "attention.head_count": n_vision_heads,
@@ -121,6 +120,7 @@ def add_eyes(
         "num_channels": 3,
     }.items():
         writer.add(f"mllama.vision.{key}", value)
+    writer.add("mllama.vision.intermediate_layers_indices", taken, element=ValueType.INT32)
     w, plain = RandomWeights(writer, seed, TensorType.from_name(dtype)), RandomWeights(writer, seed + 1, TensorType.F32)
     n_ratios = len(ratios(max_tiles)) + 1
     n_positions = (image_size // patch_size) ** 2 + 1

@@ -34,6 +34,7 @@ class Inputs(Mapping[str, Tensor]):
         if name not in self._made:
             array = self._piece.arrays[name]
             self._made[name] = self._ctx.input(_TYPES[array.dtype], *array.shape[::-1])
+            self._ctx.forward(self._made[name])  # gets memory, even where only its shape is asked for
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -85,7 +86,8 @@ class Eyes:
             context = self.backend.context(self.model.max_nodes())
             inputs = Inputs(context, piece)
             given = [context.input(DType.F32, *array.shape[::-1]) for array in kept]
-            results = build(context, tuple(given), inputs)
+            # What a layer only hands on is an input, whose memory is reused.
+            results = [result.contiguous() for result in build(context, tuple(given), inputs)]
             for result in results:
                 context.output(result)
             inputs.set()

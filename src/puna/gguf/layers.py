@@ -14,8 +14,8 @@ def n_stored_layers(metadata: Metadata) -> int:
     Errors: FileFormatError naming key and number.
     """
     key = "block_count"
-    if metadata.architecture == "clip":
-        key = next((k for k in ("vision.block_count", "audio.block_count") if metadata.has(k)), "vision.block_count")
+    if metadata.architecture == "clip" or not metadata.has(key):
+        key = next((k for k in ("vision.block_count", "audio.block_count") if metadata.has(k)), key)
     n_layers = metadata.integer(key)
     if not 1 <= n_layers <= MAX_LAYERS:
         key = metadata.full_key(key)

@@ -27,7 +27,8 @@ State = tuple[Tensor, ...]  # what an encoder's layer hands to the next; between
 @dataclass(frozen=True)
 class Piece:
     """What the encoder takes at once: an image, or a tile of one. Arrays float32 or int32 by name; their shapes, read backwards,
-    are those of the tensors that the graph gets. A graph fits every piece with the same shapes.
+    are those of the tensors that the graph gets. A graph fits every piece with the same shapes. Of an array whose shape alone is
+    asked for, the graph gets the values too. Encoders that are no graphs of ours take what arrays they like.
     """
 
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -66,10 +67,10 @@ class Prepared:
     n_rows: int
 
 
-class VisionModel(Protocol):
-    """Arithmetic of one family. Its weights are bound when it is opened, and read when the backend is loaded."""
+class Preparer(Protocol):
+    """What eyes are before and after they encode, however they do that: a family's arithmetic here, or another library."""
 
-    n_layers: int  # of the encoder
+    n_layers: int  # of the encoder; 1 where it can only be run as a whole
     n_out: int  # values of an encoded row, which is what the text part takes in a token's place
     is_cross_attended: bool  # the rows are looked at by cross attention; one token stands for all of them
 
@@ -87,6 +88,10 @@ class VisionModel(Protocol):
 
     def largest(self) -> tuple[int, int]:
         """Width and height of the image that takes the most memory to encode."""
+
+
+class VisionModel(Preparer, Protocol):
+    """Arithmetic of one family. Its weights are bound when it is opened, and read when the backend is loaded."""
 
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         """From a piece's arrays to what the first layer gets."""

@@ -25,6 +25,7 @@ ARCHITECTURES: dict[str, str] = {
     "qwen25vl": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl": "puna.vision.arch.qwen3vl:Qwen3VLVision",
     "qwen3vlmoe": "puna.vision.arch.qwen3vl:Qwen3VLVision",
+    "mllama": "puna.vision.arch.mllama:MLlamaVision",
 }
 
 
