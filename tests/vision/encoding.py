@@ -126,13 +126,14 @@ def opened_eyes(path: Path, text: Path, **options: Any) -> Iterator[Eyes]:
 
 
 def picture(width: int, height: int, seed: int = 0) -> Pixels:
-    """Shapes of several sizes in all colours, and noise: resized wrongly, it looks otherwise."""
+    """Waves of several lengths in all colours, and noise: resized wrongly, it looks otherwise."""
     random = np.random.default_rng([width, height, seed])
-    y, x = np.mgrid[:height, :width] / max(width, height)
+    rows, columns = (np.minimum(np.arange(side) * 200 // max(width, height), side - 1) for side in (height, width))
+    y, x = np.mgrid[: rows[-1] + 1, : columns[-1] + 1] / 200
     waves = [np.sin(2 * np.pi * (f * x + g * y)) for f, g in random.uniform(-6, 6, (6, 2))]
     colours = np.stack([waves[0] + waves[1], waves[2] + waves[3], waves[4] + waves[5]], -1)
-    noise = random.standard_normal((height, width, 3))
-    return np.clip(128 + 40 * colours + 20 * noise, 0, 255).astype(np.uint8)
+    values: Pixels = (100 + 40 * colours).astype(np.uint8)
+    return values[rows[:, None], columns] + random.integers(0, 50, (height, width, 3), np.uint8)
 
 
 def difference(found: Floats, expected: Floats) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from puna.vision.model import Pixels
-from tests.vision import gemma3, pixtral
+from tests.vision import gemma3, lfm2, pixtral
 from tests.vision.files import Encoder
 
 
@@ -88,7 +88,16 @@ PIXTRAL = Family(
     alone=("nothing-merged",),
 )
 
-FAMILIES = {"gemma3": GEMMA3, "pixtral": PIXTRAL}
+LFM2 = Family(
+    write_text=lfm2.write_text,
+    encoder=lfm2.encoder,
+    variants={"f32": {}, "f16-no-norm": {"dtype": "f16", "norm": False}, "more-positions": {"side": 40}},
+    # One piece: its own size, rounded, grown, shrunk. Then grids that the image fills as it is: libmtmd keeps proportions.
+    sizes=((256, 256), (500, 300), (91, 40), (640, 700), (1536, 512), (1024, 1024)),
+    save_as_one=lfm2.save_as_one,
+)
+
+FAMILIES = {"gemma3": GEMMA3, "lfm2": LFM2, "pixtral": PIXTRAL}
 
 CASES = [(name, variant) for name, family in FAMILIES.items() for variant in family.variants]
 CASES_IN_ONE = [(name, variant) for name, variant in CASES if FAMILIES[name].save_as_one and variant not in FAMILIES[name].alone]

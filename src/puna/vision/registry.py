@@ -13,6 +13,7 @@ from puna.vision.model import VisionModel
 # By what a separate projector file states in clip.projector_type or clip.vision.projector_type.
 PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
+    "lfm2": "puna.vision.arch.lfm2:LFM2Vision",
     "pixtral": "puna.vision.arch.pixtral:PixtralVision",
     "qwen2.5vl_merger": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl_merger": "puna.vision.arch.qwen3vl:Qwen3VLVision",
@@ -21,6 +22,8 @@ PROJECTORS: dict[str, str] = {
 # By the architecture of a file that holds both parts.
 ARCHITECTURES: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
+    "lfm2": "puna.vision.arch.lfm2:LFM2Vision",
+    "lfm2moe": "puna.vision.arch.lfm2:LFM2Vision",
     "mistral3": "puna.vision.arch.pixtral:PixtralVision",
     "qwen25vl": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl": "puna.vision.arch.qwen3vl:Qwen3VLVision",

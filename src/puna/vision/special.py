@@ -5,6 +5,8 @@ from __future__ import annotations
 from puna.errors import UnsupportedModel
 from puna.tokenizer.tokenizer import Tokenizer
 
+PLACEHOLDER = 0  # the token that stands where an image's row does; of what it means nothing is used
+
 
 def special(tokenizer: Tokenizer, name: str) -> int:
     """The one token of this name.

@@ -23,10 +23,8 @@ from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.metadata import HALF, Activation, VisionMetadata, VisionOptions
 from puna.vision.model import Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, by_cells, normalised, patches, resized
-from puna.vision.special import special
+from puna.vision.special import PLACEHOLDER, special
 from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, layers_of
-
-PADDING = 0  # the token that stands where a row does
 
 
 @dataclass
@@ -101,7 +99,7 @@ class Gemma3Vision:
         before, after = [*self._around, self._begin], [self._end, *self._around]
         first, n = len(before), self.n_rows
         return Placed(
-            tokens=[*before, *[PADDING] * n, *after],
+            tokens=[*before, *[PLACEHOLDER] * n, *after],
             rows=[*[-1] * first, *range(n), *[-1] * len(after)],
             together=[(0, first + n + len(after))],
             bidirectional=[(first, first + n)],
