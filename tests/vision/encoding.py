@@ -133,7 +133,8 @@ def picture(width: int, height: int, seed: int = 0) -> Pixels:
     waves = [np.sin(2 * np.pi * (f * x + g * y)) for f, g in random.uniform(-6, 6, (6, 2))]
     colours = np.stack([waves[0] + waves[1], waves[2] + waves[3], waves[4] + waves[5]], -1)
     values: Pixels = (100 + 40 * colours).astype(np.uint8)
-    return values[rows[:, None], columns] + random.integers(0, 50, (height, width, 3), np.uint8)
+    found: Pixels = values[rows[:, None], columns] + random.integers(0, 50, (height, width, 3), np.uint8)
+    return found
 
 
 def difference(found: Floats, expected: Floats) -> float:
