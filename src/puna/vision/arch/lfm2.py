@@ -11,19 +11,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
-from puna.ml.backend import Backend, Context, Use
+from puna.ml.backend import Backend, Context
 from puna.ml.tensor import Tensor
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.vision.interpolation import shares_of_grid
+from puna.vision.budget import Budget
 from puna.vision.metadata import HALF, MAX_IMAGE_SIZE, Activation, VisionMetadata, VisionOptions
 from puna.vision.model import Piece, Pixels, Placed, Prepared, State
-from puna.vision.pixels import Filter, Size, by_cells, normalised, patches, resized, size_of
+from puna.vision.pixels import Filter, Size, normalised, patches, resized, size_of
+from puna.vision.resampled import ResampledPositions, position_arrays
 from puna.vision.special import PLACEHOLDER, special
 from puna.vision.vit import MAX_NODES_OF_LAYER, Layers, PatchEmbedding
 
@@ -34,20 +33,9 @@ MOST_POSITIONS = 128  # along a side
 
 
 @dataclass
-class InterpolatedPositions:
-    """Learned for a square of patches."""
-
-    weight: Tensor = gguf("weight", dims="embd positions", use=Use.ROWS)
-
-    def __call__(self, places: Tensor, shares: Tensor) -> Tensor:
-        """Shares [n_positions, n] of the learned ones to [n_embd, n]; places I32 [n_positions] counts up from 0."""
-        return self.weight.rows(places).permute(1, 0, 2, 3).contiguous().mul_mat(shares)
-
-
-@dataclass
 class Weights(Layers):
     patches: PatchEmbedding = gguf("v.patch_embd")
-    positions: InterpolatedPositions = gguf("v.position_embd")
+    positions: ResampledPositions = gguf("v.position_embd")
     norm: LayerNorm = gguf("v.post_ln", dims="embd")
     merged_norm: LayerNorm | None = gguf("mm.input_norm", alt="mm.layer_norm", dims="merged", optional=True)
     first: Linear = gguf("mm.1", dims="merged wide")
@@ -56,12 +44,10 @@ class Weights(Layers):
 
 @dataclass(frozen=True)
 class Cutting:
-    """How an image becomes pieces; sides and areas in pixels."""
+    """How an image becomes pieces; sides in pixels."""
 
-    unit: int  # the side of a cell
+    whole: Budget  # of an image as one piece
     patch: int
-    least: int  # area of a piece that is not a tile
-    most: int
     tolerance: float  # an image is cut where it is so many times the most
     tile: int
     min_tiles: int
@@ -71,13 +57,13 @@ class Cutting:
     @classmethod
     def read(cls, meta: VisionMetadata, patch: int, cell: int) -> Cutting:
         unit = patch * cell
+        least = meta.integer("vision.min_image_tokens", default=64)
+        most = meta.integer("vision.max_image_tokens", default=256)
         is_cut = meta.boolean("vision.do_image_splitting", default=True)
         max_tiles = meta.integer("vision.max_tiles", default=10, high=MOST_TILES)
         cutting = cls(
-            unit=unit,
+            whole=Budget(unit, least * unit**2, most * unit**2),
             patch=patch,
-            least=meta.integer("vision.min_image_tokens", default=64) * unit**2,
-            most=meta.integer("vision.max_image_tokens", default=256) * unit**2,
             tolerance=meta.number("vision.max_pixels_tolerance", default=2.0, low=1.0) if is_cut else math.inf,
             tile=meta.integer("vision.tile_size", default=512, high=MAX_IMAGE_SIZE),
             min_tiles=meta.integer("vision.min_tiles", default=min(2, max_tiles), high=max_tiles),
@@ -86,30 +72,19 @@ class Cutting:
         )
         if cutting.tile % unit:
             raise FileFormatError(f"{meta.path}: tiles of {cutting.tile} pixels are not whole cells of {unit}")
-        if not unit**2 <= cutting.least <= cutting.most:
-            raise FileFormatError(f"{meta.path}: images of {cutting.least} to {cutting.most} pixels are none")
+        if least > most:
+            raise FileFormatError(f"{meta.path}: no image has at least {least} and at most {most} tokens")
         return cutting
 
-    def fitted(self, width: int, height: int) -> Size:
-        """Of an image as one piece: whole cells, about its proportions, an area within bounds."""
-        unit = self.unit
-        w, h = max(unit, self._rounded(width)), max(unit, self._rounded(height))
-        if w * h > self.most:
-            shrink = math.sqrt(width * height / self.most)
-            w, h = (max(unit, math.floor(side / shrink / unit) * unit) for side in (width, height))
-        elif w * h < self.least:
-            grow = math.sqrt(self.least / (width * height))
-            w, h = (math.ceil(side * grow / unit) * unit for side in (width, height))
-        # A side that is one cell already does not shrink with the other, and a line would become an area without bounds.
-        n_most = self.most // unit**2
-        if w > h:
-            return min(w, n_most // (h // unit) * unit), h
-        return w, min(h, n_most // (w // unit) * unit)
+    @property
+    def unit(self) -> int:
+        """The side of a cell."""
+        return self.whole.multiple
 
     def grid(self, width: int, height: int) -> Size | None:
         """Columns and rows of tiles, None where the image is not cut."""
         area = max(self.patch, self._rounded(width)) * max(self.patch, self._rounded(height))
-        if area <= self.most * self.tolerance or self.max_tiles == 1:
+        if area <= self.whole.high * self.tolerance or self.max_tiles == 1:
             return None
         best, nearest = (1, 1), math.inf
         for columns, rows in self._grids():
@@ -162,7 +137,7 @@ class LFM2Vision:
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         unit = self.cutting.unit
-        fitted = self.cutting.fitted(width, height)
+        fitted = self.cutting.whole.fit(width, height)
         n_fitted = fitted[0] * fitted[1] // unit**2
         grid = self.cutting.grid(width, height)
         if grid is None:
@@ -176,11 +151,11 @@ class LFM2Vision:
         return self.cutting.has_thumbnail and grid != (1, 1)
 
     def largest(self) -> tuple[int, int]:
-        """So wide that it is cut into the most tiles, with an area that the last piece can have to the cell."""
+        """Of tiles the most, if it is cut at all: so wide, with an area that the last piece can have to the cell."""
         c = self.cutting
-        n_cells = c.most // c.unit**2
+        n_cells = c.whole.high // c.unit**2
         if c.tolerance == math.inf or c.max_tiles == 1:
-            return math.isqrt(n_cells) * c.unit, math.isqrt(n_cells) * c.unit
+            return c.whole.largest()
         rows = max(row for row in range(1, max(1, math.isqrt(n_cells // c.max_tiles)) + 1) if n_cells % row == 0)
         times = math.ceil(math.sqrt(c.tolerance)) + 1
         return n_cells // rows * c.unit * times, rows * c.unit * times
@@ -188,7 +163,7 @@ class LFM2Vision:
     def prepare(self, pixels: Pixels) -> Prepared:
         size = size_of(pixels)
         grid = self.cutting.grid(*size)
-        whole = resized(pixels, self.cutting.fitted(*size), Filter.BILINEAR)
+        whole = resized(pixels, self.cutting.whole.fit(*size), Filter.BILINEAR)
         if grid is None:
             pieces, tokens, counts = [self._piece(whole)], [[self._start]], [self._n_rows(whole)]
         else:
@@ -211,13 +186,9 @@ class LFM2Vision:
     def _piece(self, pixels: Pixels) -> Piece:
         o = self.options
         width, height = size_of(pixels)
-        shares = shares_of_grid(self._side, height // o.patch_size, width // o.patch_size)
-        arrays = {
-            "patches": patches(normalised(pixels, o.mean, o.std), o.patch_size, self.cell),
-            "places": np.arange(self._side**2, dtype=np.int32),
-            "shares": by_cells(shares, self.cell),
-        }
-        return Piece(arrays)
+        cut = patches(normalised(pixels, o.mean, o.std), o.patch_size, self.cell)
+        n_rows, n_columns = height // o.patch_size, width // o.patch_size
+        return Piece({"patches": cut, **position_arrays(self._side, n_rows, n_columns, self.cell)})
 
     def _placed(self, before: Sequence[Sequence[int]], counts: Sequence[int]) -> Placed:
         """Tokens stand before the rows of each piece."""
@@ -232,7 +203,7 @@ class LFM2Vision:
 
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         w = self.weights
-        return (w.patches(inputs["patches"]) + w.positions(inputs["places"], inputs["shares"]),)
+        return (w.patches(inputs["patches"]) + w.positions(inputs),)
 
     def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
         return (self.weights.layers[index](ctx, state[0], self.options, self.activation),)

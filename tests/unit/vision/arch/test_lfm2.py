@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from puna.errors import FileFormatError, MissingTensors, UnsupportedModel
+from puna.errors import BadRequest, FileFormatError, MissingTensors, UnsupportedModel
 from puna.vision.pixels import Filter, resized
 from tests.models.lfm2 import write_lfm2
 from tests.vision import lfm2
@@ -53,8 +53,7 @@ def shown(eyes: Eyes, width: int, height: int) -> list[str | int]:
         (10, 10, (8, 8)),  # of at least 64, rounded up
         (1, 1, (8, 8)),
         (30, 120, (4, 16)),
-        (1, 16000, (1, 256)),  # a line: as long as the area allows
-        (16000, 1, (256, 1)),
+        (30, 5990, (1, 187)),
     ],
 )
 def test_a_small_image_is_one_piece_of_whole_cells(
@@ -109,7 +108,7 @@ def test_what_the_ancestors_files_may_say(text: Path, tmp_path: Path) -> None:
         assert "<|img_thumbnail|>" not in shown(eyes, 1024, 1024)
     with eyes_with(do_image_splitting=False) as eyes:
         assert shown(eyes, 2048, 2048) == ["<|image_start|>", 256, "<|image_end|>"]
-        assert eyes.model.largest() == (512, 512)
+        assert eyes.model.size(*eyes.model.largest())[0] == 256
     with eyes_with(tile_size=64, max_image_tokens=16, min_image_tokens=4) as eyes:
         assert shown(eyes, 200, 200)[:5] == ["<|image_start|>", "<|img_row_1_col_1|>", 4, "<|img_row_1_col_2|>", 4]
         assert eyes.model.size(*eyes.model.largest())[0] == 10 * 4 + 16
@@ -124,7 +123,15 @@ def test_the_largest_image_is_the_one_with_the_most_rows(text: Path, tmp_path: P
         most, _ = eyes.model.size(*eyes.model.largest())
         random = np.random.default_rng(1)
         for width, height in np.exp(random.uniform(0, np.log(20000), (500, 2))).astype(int):
-            assert eyes.model.size(int(width), int(height))[0] <= most
+            if max(width, height) <= 200 * min(width, height):
+                assert eyes.model.size(int(width), int(height))[0] <= most
+
+
+def test_a_line_is_no_image(text: Path, tmp_path: Path) -> None:
+    with opened_eyes(lfm2.encoder().save(tmp_path / "p.gguf"), text) as eyes:
+        for call in (lambda: eyes.model.size(1, 201), lambda: eyes.model.prepare(picture(201, 1))):
+            with pytest.raises(BadRequest, match="200 times"):
+                call()
 
 
 def test_a_norm_that_is_not_to_be_used(text: Path, tmp_path: Path) -> None:

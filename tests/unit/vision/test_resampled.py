@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from puna.vision.interpolation import shares, shares_of_grid
+from puna.vision.resampled import position_arrays, shares, shares_of_grid
 
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(16, 16), (16, 24), (16, 5), (3, 40), (7, 1), (1, 7)])
@@ -28,3 +28,11 @@ def test_a_grid_is_rows_by_columns() -> None:
     assert (found[1] - found[0]) == pytest.approx(np.full(8, found[1, 0] - found[0, 0]))
     assert found.mean() == pytest.approx(7.5)
     assert (np.diff(found[0])[1:-1]) == pytest.approx(np.full(5, 0.5))
+
+
+def test_patches_come_cell_by_cell() -> None:
+    arrays = position_arrays(3, 2, 4, 2)
+    assert arrays["learned"].tolist() == list(range(9))
+    shares = shares_of_grid(3, 2, 4)
+    order = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
+    assert np.array_equal(arrays["shares"], [shares[place] for place in order])
