@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from puna.gguf.types import TensorType
+from puna.gguf.types import TensorType, ValueType
 from puna.gguf.writer import GGUFWriter
 from tests.models.dialect import Translation
 from tests.tiny import CONTROL, NORMAL, quantize
@@ -71,7 +71,8 @@ class Encoder:
         writer.add("general.type", "mmproj")
         writer.add("clip.has_vision_encoder", True)
         for key, value in self.keys.items():
-            writer.add(f"clip.{key}", value)
+            is_whole = isinstance(value, list) and all(isinstance(item, int) for item in value)
+            writer.add(f"clip.{key}", value, element=ValueType.INT32 if is_whole else None)
         self.add_to(writer, {})
         writer.write(path)
         return path

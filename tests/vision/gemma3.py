@@ -64,10 +64,10 @@ def add_layers(e: Encoder, n_layers: int, n_embd: int, n_ff: int, *, swapped: bo
         e.norm(f"{prefix}.ln1", n_embd)
         e.norm(f"{prefix}.ln2", n_embd)
         for name in ("attn_q", "attn_k", "attn_v"):
-            e.linear(f"{prefix}.{name}", n_embd, n_embd, gain=1.5)
-        e.linear(f"{prefix}.attn_out", n_embd, n_embd, gain=2.0)
+            e.linear(f"{prefix}.{name}", n_embd, n_embd)
+        e.linear(f"{prefix}.attn_out", n_embd, n_embd)
         e.linear(f"{prefix}.{up}", n_ff, n_embd)
-        e.linear(f"{prefix}.{down}", n_embd, n_ff, gain=2.0)
+        e.linear(f"{prefix}.{down}", n_embd, n_ff)
 
 
 RENAMED = {

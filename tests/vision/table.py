@@ -11,18 +11,27 @@ import numpy as np
 from PIL import Image
 
 from puna.vision.model import Pixels
-from tests.vision import gemma3, lfm2, pixtral
-from tests.vision.files import Encoder
+from tests.vision import gemma3, lfm2, llava, pixtral
+from tests.vision.files import Encoder, Floats
 
 
 def as_it_is(pixels: Pixels, _encoder: Encoder) -> Pixels:
     return pixels
 
 
+def the_same(encoder: Encoder) -> Encoder:
+    return encoder
+
+
+def all_rows(ours: Floats, theirs: Floats, _encoder: Encoder) -> tuple[Floats, Floats]:
+    return ours, theirs
+
+
 @dataclass(frozen=True)
 class Family:
     """*given*: what libmtmd is to be given for an image so that it takes the same pixels. *prompt*: what is around an image in
-    a text for libmtmd so that the tokens are the same. *end_of_row*: a token that libmtmd has as a row.
+    a text for libmtmd so that the tokens are the same. *end_of_row*: a token that libmtmd has as a row. *file*: the encoder as
+    libmtmd computes the same with. *shared*: the rows that both have.
     """
 
     write_text: Callable[..., Path]
@@ -31,6 +40,8 @@ class Family:
     sizes: tuple[tuple[int, int], ...]
     save_as_one: Callable[[Encoder, Path, Path], Path] | None = None
     given: Callable[[Pixels, Encoder], Pixels] = as_it_is
+    file: Callable[[Encoder], Encoder] = the_same
+    shared: Callable[[Floats, Floats, Encoder], tuple[Floats, Floats]] = all_rows
     prompt: str = "{}"
     end_of_row: str = ""
     sees_both_ways: bool = False
@@ -97,7 +108,22 @@ LFM2 = Family(
     save_as_one=lfm2.save_as_one,
 )
 
-FAMILIES = {"gemma3": GEMMA3, "lfm2": LFM2, "pixtral": PIXTRAL}
+LLAVA = Family(
+    write_text=llava.write_text,
+    encoder=llava.encoder,
+    variants={
+        "clip": {},
+        "siglip": {"has_class": False, "post_norm": True, "act": "gelu", "swapped": False},
+        "norms": {"norms": True, "dtype": "f16"},
+        "several-layers": {"has_class": False, "features": [0, 2, 3], "act": "gelu"},
+        "tiles": {"pinpoints": [84, 168, 168, 84, 168, 168, 252, 84]},
+    },
+    sizes=((84, 84), (60, 20), (300, 200), (50, 400), (700, 90)),
+    file=llava.for_libmtmd,
+    shared=llava.shared,
+)
+
+FAMILIES = {"gemma3": GEMMA3, "lfm2": LFM2, "llava": LLAVA, "pixtral": PIXTRAL}
 
 CASES = [(name, variant) for name, family in FAMILIES.items() for variant in family.variants]
 CASES_IN_ONE = [(name, variant) for name, variant in CASES if FAMILIES[name].save_as_one and variant not in FAMILIES[name].alone]

@@ -94,6 +94,10 @@ class VisionMetadata:
         key = self._key(*keys)
         return self._values.boolean(key) if default is None else self._values.boolean(key, default)
 
+    def string(self, *keys: str, default: str | None = None) -> str:
+        key = self._key(*keys)
+        return self._values.string(key) if default is None else self._values.string(key, default)
+
     def integers(self, *keys: str, default: list[int] | None = None, low: int = 0, high: int = MAX_WIDTH) -> list[int]:
         """At most as many as a model may have layers."""
         key = self._key(*keys)

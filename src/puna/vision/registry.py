@@ -14,6 +14,8 @@ from puna.vision.model import VisionModel
 PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "lfm2": "puna.vision.arch.lfm2:LFM2Vision",
+    "mlp": "puna.vision.arch.llava:LlavaVision",
+    "mlp_norm": "puna.vision.arch.llava:LlavaVision",
     "pixtral": "puna.vision.arch.pixtral:PixtralVision",
     "qwen2.5vl_merger": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl_merger": "puna.vision.arch.qwen3vl:Qwen3VLVision",
