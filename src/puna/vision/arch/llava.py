@@ -87,15 +87,18 @@ class LlavaVision:
         dims |= dict.fromkeys(("q", "k", "v", "mixed"), o.n_heads * o.head_dim)
         self.weights = bind(Weights, backend, file, {}, dims)
         self.layers = bind(layers_of(file, o), backend, file, {"layers": self.n_layers}, dims).layers
-        projector = NormalisedProjector if "mm.3.weight" in file.tensors else Projector
-        if projector is Projector and "mm.2.weight" not in file.tensors:
-            dims["wide"] = self.n_out
-        self.projector = bind(projector, backend, file, {}, dims)
+        self.projector = self._projector(backend, file, dims)
         # A row more at the end of each piece, which stands where a row of patches ends.
         is_unpadded = meta.string("vision.mm_patch_merge_type", default="flat") == "spatial_unpad"
         self.ends_rows = bool(self._canvases) and is_unpadded and self.weights.newline is not None
         self.n_patches = self._side**2
         self.n_piece = self.n_patches + self.ends_rows
+
+    def _projector(self, backend: Backend, file: GGUFFile, dims: dict[str, int]) -> Projector | NormalisedProjector:
+        if "mm.3.weight" in file.tensors:
+            return bind(NormalisedProjector, backend, file, {}, dims)
+        is_one = "mm.2.weight" not in file.tensors
+        return bind(Projector, backend, file, {}, dims | ({"wide": self.n_out} if is_one else {}))
 
     def _canvases_of(self, meta: VisionMetadata) -> Sequence[Size]:
         sides = meta.integers("vision.image_grid_pinpoints", default=[], low=1, high=MAX_IMAGE_SIZE)
