@@ -143,10 +143,11 @@ class LlavaVision:
         size = self.options.image_size
         width, height = size_of(pixels)
         canvas = self._canvas(width, height)
+        order: Sequence[int] = range(self.n_patches)
         if not self._canvases:
-            parts, order = [on_canvas(pixels, (size, size), Filter.BICUBIC, MEAN_COLOUR)], range(self.n_patches)
+            parts = [on_canvas(pixels, (size, size), Filter.BICUBIC, MEAN_COLOUR)]
         else:
-            parts, order = [resized(pixels, (size, size), Filter.BICUBIC)], range(self.n_patches)
+            parts = [resized(pixels, (size, size), Filter.BICUBIC)]
         if canvas:
             whole = on_canvas(pixels, canvas, Filter.BICUBIC, BLACK)
             corners = [(y, x) for y in range(0, canvas[1], size) for x in range(0, canvas[0], size)]
