@@ -9,7 +9,7 @@ from pathlib import Path
 
 from puna.vision.model import Pixels
 from puna.vision.pixels import Filter, resized
-from tests.vision import qwen
+from tests.vision import gemma4, qwen
 from tests.vision.files import Encoder
 
 Size = tuple[int, int]  # width, height
@@ -29,6 +29,13 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "gemma4": Family(
+        write_text=gemma4.write_text,
+        encoder=gemma4.encoder,
+        save_as_one=gemma4.save_as_one,
+        alone=[(640, 448), (288, 992), (544, 512)],
+        fit=Filter.BICUBIC,
+    ),
     "qwen2.5-vl": Family(
         write_text=partial(qwen.write_text, architecture="qwen2vl"),
         encoder=qwen.encoder25,

@@ -14,6 +14,7 @@ from puna.vision.model import VisionModel
 PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "pixtral": "puna.vision.arch.pixtral:PixtralVision",
+    "gemma4v": "puna.vision.arch.gemma4:Gemma4Vision",
     "qwen2.5vl_merger": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl_merger": "puna.vision.arch.qwen3vl:Qwen3VLVision",
 }
@@ -22,6 +23,7 @@ PROJECTORS: dict[str, str] = {
 ARCHITECTURES: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "mistral3": "puna.vision.arch.pixtral:PixtralVision",
+    "gemma4": "puna.vision.arch.gemma4:Gemma4Vision",
     "qwen25vl": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl": "puna.vision.arch.qwen3vl:Qwen3VLVision",
     "qwen3vlmoe": "puna.vision.arch.qwen3vl:Qwen3VLVision",
