@@ -124,8 +124,8 @@ def placed_by_libmtmd(oracle: MtmdOracle, parts: Sequence[Part]) -> tuple[list[i
 
 def decoded_backwards(oracle: MtmdOracle, prompt: Prompt) -> Floats:
     """Logits after the last token, by libllama with rows that see only earlier ones, whatever libmtmd would have."""
-    batch, n_embd = oracle.lib.llama_batch_init(len(prompt.tokens), oracle.n_out, 1), oracle.n_out
-    encoded, begin = np.concatenate(prompt.encoded), 0
+    batch = oracle.lib.llama_batch_init(len(prompt.tokens), oracle.n_out, 1)
+    encoded, begin, logits = np.concatenate(prompt.encoded), 0, np.empty(0, np.float32)
     for is_row, group in groupby(prompt.rows, lambda row: row >= 0):
         rows = list(group)
         end = begin + len(rows)
@@ -139,7 +139,6 @@ def decoded_backwards(oracle: MtmdOracle, prompt: Prompt) -> Floats:
                 batch.pos[i], batch.n_seq_id[i], batch.logits[i] = begin + i, 1, False
                 batch.seq_id[i][0] = 0
             assert oracle.lib.llama_decode(oracle.ctx, batch) == 0
-            assert values.shape == (len(rows), n_embd)
         begin = end
     oracle.lib.llama_batch_free(batch)
     return logits

@@ -17,7 +17,7 @@ N_EMBD_TEXT = 128
 
 
 def write_text(path: Path, **options: Any) -> Path:
-    """A large one. An image fits in a window, as in all sizes that were published: where it does not, libmtmd cuts what its rows see."""
+    """A large one. An image fits in a window, as in all sizes that were published; else libmtmd cuts what its rows see."""
     stated = {"seed": 5, "given": False, "n_shared": 0, "attention__sliding_window": 320, **options}
     return add_tokens(write_gemma4(path, **stated), ["<|image>", "<image|>"])
 

@@ -5,8 +5,9 @@ column and row, and half of each head turns by either; norms stand before and af
 are normalised, and what passes through matrices is kept within bounds. Squares of patches are averaged into rows.
 
 In the large models rows see each other, in layers with a window; in the small ones, those whose tokens bring each layer a vector,
-they see backwards as text does. libmtmd lets them see each other in all sizes. Files of llama.cpp leave out what the MLP's gate is bent by, and libmtmd takes the quick GELU then; it is the one by tanh, as
-published. The ancestor normalised rows after their projection; before it, as published.
+they see backwards as text does. libmtmd lets them see each other in all sizes. Files of llama.cpp leave out what the MLP's gate
+is bent by, and libmtmd takes the quick GELU then; it is the one by tanh, as published. The ancestor normalised rows after their
+projection; before it, as published.
 """
 
 from __future__ import annotations

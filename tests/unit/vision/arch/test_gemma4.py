@@ -89,7 +89,7 @@ def test_rows_of_small_models_see_backwards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left_out", ["clamped", "standardised"])
 def test_bounds_and_standards_are_no_must(left_out: str, text: Path, tmp_path: Path) -> None:
-    plain = gemma4.encoder(**{left_out: False}).save(tmp_path / "p.gguf")
+    plain = gemma4.encoder(clamped=left_out != "clamped", standardised=left_out != "standardised").save(tmp_path / "p.gguf")
     whole = gemma4.encoder().save(tmp_path / "q.gguf")
     pixels = picture(640, 448)
     with (
