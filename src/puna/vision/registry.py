@@ -15,6 +15,7 @@ PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "pixtral": "puna.vision.arch.pixtral:PixtralVision",
     "gemma4v": "puna.vision.arch.gemma4:Gemma4Vision",
+    "llama4": "puna.vision.arch.llama4:Llama4Vision",
     "qwen2.5vl_merger": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl_merger": "puna.vision.arch.qwen3vl:Qwen3VLVision",
 }
@@ -24,6 +25,7 @@ ARCHITECTURES: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "mistral3": "puna.vision.arch.pixtral:PixtralVision",
     "gemma4": "puna.vision.arch.gemma4:Gemma4Vision",
+    "llama4": "puna.vision.arch.llama4:Llama4Vision",
     "qwen25vl": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl": "puna.vision.arch.qwen3vl:Qwen3VLVision",
     "qwen3vlmoe": "puna.vision.arch.qwen3vl:Qwen3VLVision",
