@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +116,29 @@ def placed_by_libmtmd(oracle: MtmdOracle, parts: Sequence[Part]) -> tuple[list[i
     axes, position = [], 0
     for chunk in oracle.chunks(*marked(parts)):
         seen += chunk.tokens if chunk.kind == "text" else [None] * chunk.n_tokens
-        own = chunk.positions(position)
+        own = chunk.positions(position) if oracle.has_axes else None
         axes.append(text_axes(np.arange(position, position + chunk.n_tokens, dtype=np.int32)) if own is None else own)
         position += chunk.n_positions
     return seen, np.concatenate(axes, 1), position
+
+
+def decoded_backwards(oracle: MtmdOracle, prompt: Prompt) -> Floats:
+    """Logits after the last token, by libllama with rows that see only earlier ones, whatever libmtmd would have."""
+    batch = oracle.lib.llama_batch_init(len(prompt.tokens), oracle.n_out, 1)
+    encoded, begin, logits = np.concatenate(prompt.encoded), 0, np.empty(0, np.float32)
+    for is_row, group in groupby(prompt.rows, lambda row: row >= 0):
+        rows = list(group)
+        end = begin + len(rows)
+        if not is_row:
+            logits = oracle.decode(prompt.tokens[begin:end], range(begin, end), [0] * len(rows), [len(rows) - 1])[0]
+        else:
+            values = np.ascontiguousarray(encoded[rows])
+            ctypes.memmove(batch.embd, values.ctypes.data, values.nbytes)
+            batch.n_tokens = len(rows)
+            for i in range(len(rows)):
+                batch.pos[i], batch.n_seq_id[i], batch.logits[i] = begin + i, 1, False
+                batch.seq_id[i][0] = 0
+            assert oracle.lib.llama_decode(oracle.ctx, batch) == 0
+        begin = end
+    oracle.lib.llama_batch_free(batch)
+    return logits

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from puna.vision.model import Pixels
 from puna.vision.pixels import Filter, resized
-from tests.vision import qwen
+from tests.vision import gemma4, llama4, qwen
+from tests.vision.encoding import Floats
 from tests.vision.files import Encoder
 
 Size = tuple[int, int]  # width, height
@@ -26,9 +27,29 @@ class Family:
     save_as_one: Callable[[Encoder, Path, Path], Path]
     alone: Sequence[Size]
     fit: Filter
+    # Where libmtmd departs from what was published: what of an image's rows, Puna's and its own, can be compared, and the tokens
+    # that it leaves out. libllama is then given Puna's rows.
+    comparable: Callable[[Floats, Floats], tuple[Floats, Floats]] | None = None
+    left_out: Sequence[str] = ()
 
 
 FAMILIES: dict[str, Family] = {
+    "gemma4": Family(
+        write_text=gemma4.write_text,
+        encoder=gemma4.encoder,
+        save_as_one=gemma4.save_as_one,
+        alone=[(640, 448), (288, 992), (544, 512)],
+        fit=Filter.BICUBIC,
+    ),
+    "llama4": Family(
+        write_text=llama4.write_text,
+        encoder=llama4.encoder,
+        save_as_one=llama4.save_as_one,
+        alone=[(384, 384), (256, 256), (128, 128)],
+        fit=Filter.BILINEAR,
+        comparable=llama4.tiles,
+        left_out=llama4.MARKS,
+    ),
     "qwen2.5-vl": Family(
         write_text=partial(qwen.write_text, architecture="qwen2vl"),
         encoder=qwen.encoder25,

@@ -113,7 +113,7 @@ def add_tokens(path: Path, names: Sequence[str], *, plain: Sequence[str] = ()) -
     if "tokenizer.ggml.add_space_prefix" in file.others:
         file.others["tokenizer.ggml.add_space_prefix"] = False, None
     file.values["vocab_size"] = len(file.others["tokenizer.ggml.tokens"][0]), None
-    for name in ("token_embd.weight", "output.weight"):
+    for name in ("token_embd.weight", "output.weight", "per_layer_token_embd.weight"):
         if name in file.tensors:
             (n_embd, n_rows), kind, data = file.tensors[name]
             rows = (random.standard_normal((n_more, n_embd)) * 3 / np.sqrt(n_embd)).astype(np.float32)

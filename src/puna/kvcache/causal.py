@@ -82,6 +82,7 @@ class SavedWindow:
 class CausalCache:
     """Shapes per layer: K [head_dim_k * n_kv_heads, n_cells], V likewise; allocated with the backend.
 
+    Without *sees_ahead* not even the rows that a batch has see each other do so here.
     With *values_in_keys* a head's value is the beginning of its key and takes no memory of its own (DeepSeek-AI 2024).
     A layer with 0 key/value heads has nothing here. With a bounded attention span a sequence has room for its window and a batch.
     What no later row sees is forgotten when that room is needed, the oldest first; until then the sequence can resume there.
@@ -102,6 +103,7 @@ class CausalCache:
         span: Span = ALL,
         values_in_keys: bool = False,
         has_axes: bool = False,
+        sees_ahead: bool = True,
     ) -> None:
         self.limits = limits
         self.span = span
@@ -112,6 +114,7 @@ class CausalCache:
         self._dtype = dtype
         self._shift = shift
         self._has_axes = has_axes
+        self._sees_ahead = sees_ahead
         if dtype in (DType.Q8_0, DType.Q4_0) and any(dim % 32 for dim in self._dims):
             raise BadRequest(f"a {dtype.name} cache needs heads that are a multiple of 32 wide, this model's are {head_dim_k}")
         self._key_rotation, self._value_rotation = self._rotations()
@@ -318,7 +321,7 @@ class CausalCache:
             row, begin = view.row + i * view.n_rows, view.begin + i * view.stride
             cells = slice(begin, begin + view.n_cells)
             self._show(mask[i], int(batch.sequences[row]), batch.positions[row : row + view.n_rows], cells)
-        for begin, end in batch.bidirectional:
+        for begin, end in batch.bidirectional if self._sees_ahead else ():
             self._show_span(mask, view, begin, end)
 
     def _show(self, rows: npt.NDArray[np.float16], sequence: int, positions: npt.NDArray[np.int32], cells: slice) -> None:

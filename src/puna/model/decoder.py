@@ -225,6 +225,10 @@ class Decoder(Generic[OptionsT]):
         """How far back a layer's rows see."""
         return self.options.span(layer)
 
+    def sees_ahead(self, span: Span) -> bool:
+        """Whether, in layers that see so far back, the rows of an image that see each other do so."""
+        return True
+
     def shift(self, layer: int, keys: Tensor, changes: Tensor) -> Tensor:
         """Cached keys [head_dim, n_kv_heads, m] turned by changes of their positions, I32 [m], or [4 m] with axes."""
         rope = self.options.rope_of(layer)
@@ -250,6 +254,7 @@ class Decoder(Generic[OptionsT]):
                 span=span,
                 values_in_keys=o.values_in_keys,
                 has_axes=self.has_axes,
+                sees_ahead=self.sees_ahead(span),
             )
 
         parts = [part(kind) for kind in range(len(kinds))]

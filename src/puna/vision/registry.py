@@ -17,6 +17,8 @@ PROJECTORS: dict[str, str] = {
     "mlp": "puna.vision.arch.llava:LlavaVision",
     "mlp_norm": "puna.vision.arch.llava:LlavaVision",
     "pixtral": "puna.vision.arch.pixtral:PixtralVision",
+    "gemma4v": "puna.vision.arch.gemma4:Gemma4Vision",
+    "llama4": "puna.vision.arch.llama4:Llama4Vision",
     "qwen2.5vl_merger": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl_merger": "puna.vision.arch.qwen3vl:Qwen3VLVision",
 }
@@ -27,6 +29,8 @@ ARCHITECTURES: dict[str, str] = {
     "lfm2": "puna.vision.arch.lfm2:LFM2Vision",
     "lfm2moe": "puna.vision.arch.lfm2:LFM2Vision",
     "mistral3": "puna.vision.arch.pixtral:PixtralVision",
+    "gemma4": "puna.vision.arch.gemma4:Gemma4Vision",
+    "llama4": "puna.vision.arch.llama4:Llama4Vision",
     "qwen25vl": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl": "puna.vision.arch.qwen3vl:Qwen3VLVision",
     "qwen3vlmoe": "puna.vision.arch.qwen3vl:Qwen3VLVision",

@@ -24,12 +24,12 @@ MAX_NODES_OF_LAYER = 64  # an upper bound, of any layer that is made of these pa
 Turn = Callable[[Tensor], Tensor]  # of queries and keys [head_dim, n_heads, n], by the patches' places
 
 
-def attend(ctx: Context, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """All see all: query, key and value [head_dim, n_heads, n] to [head_dim * n_heads, n]."""
+def attend(ctx: Context, query: Tensor, key: Tensor, value: Tensor, scale: float = 0.0) -> Tensor:
+    """All see all: query, key and value [head_dim, n_heads, n] to [head_dim * n_heads, n]. Scale 0: by the width of heads."""
     head_dim, _, n, _ = query.shape
     # In F16, as the cache of a text model has them; the products are summed in F32.
     keys, values = (x.permute(0, 2, 1, 3).cast(DType.F16) for x in (key, value))
-    return ctx.attention(query, [AttentionRange(0, n, 1, keys, values)], Scoring(1 / math.sqrt(head_dim)))
+    return ctx.attention(query, [AttentionRange(0, n, 1, keys, values)], Scoring(scale or 1 / math.sqrt(head_dim)))
 
 
 @dataclass

@@ -26,7 +26,7 @@ def supports(scratch: int, device: Device, buffer_type: BufferType, info: Tensor
         ids = g.ggml_new_tensor_2d(scratch, TYPE_I32, 1, 512)
         node = g.ggml_mul_mat_id(scratch, weight, other, ids)
     elif use is Use.ROWS:
-        other = g.ggml_new_tensor_1d(scratch, TYPE_I32, 512)
+        other = g.ggml_new_tensor_2d(scratch, TYPE_I32, 512, four(info.shape)[2])
         node = g.ggml_get_rows(scratch, weight, other)
     else:
         if info.type is not TensorType.F32:

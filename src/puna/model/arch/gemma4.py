@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
+from puna.kvcache.span import Span
 from puna.ml.backend import Backend, Use
 from puna.ml.tensor import RopeOptions, Tensor
 from puna.model.decoder import RopeFactors, Step
@@ -219,6 +220,10 @@ class Gemma4(GemmaDecoder[Options]):
         if self.weights.per_layer:
             step.per_layer = self.weights.per_layer(step.inputs.tokens, x, self.options.eps)
         return x
+
+    def sees_ahead(self, span: Span) -> bool:
+        """As it was trained: layers that see everything see only backwards."""
+        return span.is_bounded
 
     def shift(self, layer: int, keys: Tensor, changes: Tensor) -> Tensor:
         o = self.options
