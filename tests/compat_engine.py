@@ -42,9 +42,16 @@ class CompatEngine:
         self.n_vocab = self.model.n_vocab
 
     def decode(
-        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        outputs: Sequence[int],
+        embedded: tuple[Any, Any] | None = None,
+        bidirectional: Sequence[tuple[int, int]] = (),
+        axes: Any = None,
     ) -> npt.NDArray[np.float32]:
-        rows = self.model.forward(batch(tokens, positions, sequences, outputs))
+        rows = self.model.forward(batch(tokens, positions, sequences, outputs, bidirectional, (), embedded, axes))
         assert rows is not None, "nothing aborts a compute here"
         self.cache.check_integrity()
         return rows

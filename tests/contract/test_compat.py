@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from puna.errors import PunaError
+from puna.gguf.reader import GGUFFile
 from puna.kvcache.batch import batch
 from puna.kvcache.cache import NotSupported, resume_point
 from puna.kvcache.cells import CacheFull
@@ -194,7 +195,7 @@ def test_a_shifted_context_goes_on(pair: Pair) -> None:
     ids, more = tokens(60, 21, pair.n_vocab), tokens(20, 22, pair.n_vocab)
     pair.prefill(ids, 1)
     pair.prefill(more, 2)
-    if not pair.kind.can_shift:
+    if not pair.kind.can_shift or pair.compat.model.has_axes:
         with pytest.raises(NotSupported):
             cache.remove(1, 4, 30)
         pair.prefill(more, 1, begin=60)  # nothing has changed
@@ -276,18 +277,24 @@ BAD_BATCHES: dict[str, tuple[list[int], list[int], list[int], list[int], str]] =
 def test_a_batch_that_libllama_would_abort_on_does_not_reach_it(pair: Pair, what: str) -> None:
     ids = tokens(40, 40, pair.n_vocab)
     pair.prefill(ids[:30])
-    *rows, message = BAD_BATCHES[what]
+    ids_of, positions, sequences, outputs, message = BAD_BATCHES[what]
     with pytest.raises(PunaError, match=message):
-        pair.compat.decode(*rows)
+        pair.compat.decode(ids_of, positions, sequences, outputs)
     pair.prefill(ids[30:], begin=30)
 
 
-def test_rows_given_as_embeddings_are_refused(files: dict[str, Path]) -> None:
-    with CompatEngine(files["llama"], n_ctx=256, n_sequences=2, max_rows=2) as compat:
-        given = batch([5, 6], [0, 1], [0, 0], [1], embedded=([0], np.zeros((1, 256), np.float32)))
-        with pytest.raises(PunaError, match="embeddings"):
-            compat.model.forward(given)
-        assert np.isfinite(compat.decode([5, 6], [0, 1], [0, 0], [1])).all()
+def test_rows_given_as_embeddings_are_as_good_as_tokens(files: dict[str, Path]) -> None:
+    """Some of two sequences, tokens before, between and after them."""
+    with GGUFFile.open(files["llama"]) as file:
+        table = np.frombuffer(file.tensor_data("token_embd.weight"), np.float32).reshape(-1, 256).copy()
+    with CompatEngine(files["llama"], n_ctx=256, n_sequences=2) as compat:
+        ids = tokens(20, 12, compat.n_vocab)
+        step = ids, [*range(12), *range(8)], [0] * 12 + [1] * 8, range(20)
+        expected = compat.decode(*step).copy()
+        compat.forget()
+        rows = [0, 3, 4, 9, 13, 19]
+        assert_close(compat.decode(*step, embedded=(rows, table[[ids[row] for row in rows]])), expected)
+        assert (compat.cache.length(0), compat.cache.length(1)) == (12, 8)
 
 
 def test_more_rows_than_memory_was_taken_for_are_refused(files: dict[str, Path]) -> None:

@@ -8,12 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+import numpy as np
+import numpy.typing as npt
+
 from puna.kvcache.batch import Batch, runs
 from puna.kvcache.cache import UNLIMITED, Limits, NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells
 from puna.native.decoder import Context
 
 Opened = Callable[[], Context]
+
+
+def their_positions(batch: Batch) -> npt.NDArray[np.int32]:
+    """As libllama keeps them: where positions have axes, the first one's, which an image may not move along."""
+    return batch.positions if batch.axes is None else np.ascontiguousarray(batch.axes[0])
+
+
+class Positions:
+    """libllama's position of each token of each sequence, for models whose positions have axes."""
+
+    def __init__(self, max_sequences: int) -> None:
+        self._of: list[list[int]] = [[] for _ in range(max_sequences)]
+
+    def add(self, sequence: int, positions: npt.NDArray[np.int32]) -> None:
+        self._of[sequence] += positions.tolist()
+
+    def at(self, sequence: int, index: int) -> int:
+        """Of the token at *index*; of the one that comes next, the first position that it could have."""
+        known = self._of[sequence]
+        return known[index] if index < len(known) else (known[-1] + 1 if known else 0)
+
+    def splits(self, sequence: int, index: int) -> bool:
+        """Whether tokens before and from *index* on have one position: those of an image."""
+        known = self._of[sequence]
+        return 0 < index < len(known) and known[index - 1] >= known[index]
+
+    def cut(self, sequence: int, length: int) -> None:
+        del self._of[sequence][length:]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._of[target] = self._of[source][:length]
 
 
 class AttentionCache:
@@ -23,12 +57,23 @@ class AttentionCache:
     at its end or from the beginning.
     """
 
-    def __init__(self, context: Opened, limits: Limits, n_cells: int, *, window: int, can_shift: bool, is_hybrid: bool) -> None:
+    def __init__(
+        self,
+        context: Opened,
+        limits: Limits,
+        n_cells: int,
+        *,
+        window: int,
+        can_shift: bool,
+        is_hybrid: bool,
+        has_axes: bool = False,
+    ) -> None:
         self._context = context
         self._cells = Cells(n_cells, limits.max_sequences)
         self._window = window
         self._can_shift = can_shift and not is_hybrid
         self.is_hybrid = is_hybrid
+        self._positions = Positions(limits.max_sequences) if has_axes else None
         self.has_moved = False  # libllama has still to turn keys
 
     @property
@@ -52,8 +97,10 @@ class AttentionCache:
         length = min(length, self.length(source))
         if length and self.can_resume(source, length):
             # Some memories copy a sequence as a whole or end the process.
-            self._context().share(source, target, -1 if length == self.length(source) else length)
+            self._context().share(source, target, -1 if length == self.length(source) else self._theirs(source, length))
             self._cells.share(target, self._cells.cells_of(source, 0, length))
+            if self._positions:
+                self._positions.copy(source, target, length)
 
     def share_prefix(self, source: int, target: int, length: int) -> None:
         """What was copied is shared already."""
@@ -64,7 +111,12 @@ class AttentionCache:
             return position == 0
         if self.is_hybrid:
             return position == length
-        return not self._window or self._context().first(sequence) <= max(position - self._window, 0)
+        if self._positions and self._positions.splits(sequence, position):
+            return False
+        return not self._window or self._context().first(sequence) <= max(self._theirs(sequence, position) - self._window, 0)
+
+    def _theirs(self, sequence: int, index: int) -> int:
+        return self._positions.at(sequence, index) if self._positions else index
 
     def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
         length = self.length(sequence)
@@ -72,9 +124,14 @@ class AttentionCache:
             self._remove_middle(sequence, begin, end)
         elif (end is None or begin < end) and begin < length:
             kept = begin if self.can_resume(sequence, begin) else 0
-            if not self._context().remove(sequence, kept):
+            if not self._context().remove(sequence, self._theirs(sequence, kept)):
                 self._context().remove(sequence, kept := 0)  # of a whole sequence it is never refused
-            self._cells.remove(sequence, kept, END)
+            self._cut(sequence, kept)
+
+    def _cut(self, sequence: int, length: int) -> None:
+        self._cells.remove(sequence, length, END)
+        if self._positions:
+            self._positions.cut(sequence, length)
 
     def _remove_middle(self, sequence: int, begin: int, end: int) -> None:
         # Cells that another sequence sees would move for it too. What a window has forgotten leaves a gap.
@@ -96,30 +153,38 @@ class AttentionCache:
 
     def add(self, batch: Batch) -> None:
         """The batch has been computed."""
+        theirs = their_positions(batch)
         for sequence, begin, end in runs(batch.sequences):
-            self._cells.place(sequence, batch.positions[begin:end])
+            self._place(sequence, batch.positions[begin:end], theirs[begin:end])
         self.has_moved = False
+
+    def _place(self, sequence: int, positions: npt.NDArray[np.int32], theirs: npt.NDArray[np.int32]) -> None:
+        if len(positions):
+            self._cells.place(sequence, positions)
+            if self._positions:
+                self._positions.add(sequence, theirs)
 
     def recover(self, batch: Batch) -> None:
         """The batch broke off: of each sequence, libllama holds as much of it as it had finished."""
         if self.is_hybrid:
             self.forget_all()
             return
+        theirs = their_positions(batch)
         for sequence, begin, end in runs(batch.sequences):
-            positions = batch.positions[begin:end]
-            finished = positions[positions <= self._context().last(sequence)]
-            if len(finished):
-                self._cells.place(sequence, finished)
+            n_finished = int((theirs[begin:end] <= self._context().last(sequence)).sum())
+            self._place(sequence, batch.positions[begin : begin + n_finished], theirs[begin : begin + n_finished])
 
     def forget_all(self) -> None:
         self._context().clear()
         for sequence in range(self._cells.max_sequences):
-            self._cells.remove(sequence, 0, END)
+            self._cut(sequence, 0)
 
     def check_integrity(self) -> None:
         self._cells.check_integrity()
         for sequence in range(self._cells.max_sequences):
-            assert self._context().last(sequence) + 1 == self.length(sequence), f"sequence {sequence} is of another length"
+            length = self.length(sequence)
+            last = self._theirs(sequence, length - 1) if length else -1
+            assert self._context().last(sequence) == last, f"sequence {sequence} is of another length"
 
 
 class StateCache:

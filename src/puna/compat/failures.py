@@ -16,6 +16,11 @@ _MALFORMED = re.compile(r"tensor '[^'\n]*' has wrong shape.*|key not found in mo
 _CACHE_TYPE = re.compile(r"([KV] cache type .{1,100} does not divide .*|quantized V cache requires flash_attn.*)")
 _PREFIX = re.compile(r"^\w+: (error loading model: )?")
 
+# Of projectors.
+_NO_TENSOR = re.compile(r"unable to find tensor (\S+)")
+_OTHER_WIDTH = re.compile(r"mismatch between text model \(n_embd = (\d+)\) and mmproj \(n_embd = (\d+)\)")
+_NO_PROJECTOR = re.compile(r"unknown projector type: (\S+)")
+
 # Lines that follow a failure and only say that there was one.
 _ECHOES = ("failed to load model", "failed to initialize the context", "llama_model_load_from_file_impl")
 
@@ -35,6 +40,22 @@ def why(path: str, lines: Sequence[Line]) -> PunaError:
     if _MEMORY.search(text):
         return OutOfMemory(f"{path}: {_last(complaints)}")
     return LoadError(f"libllama cannot load {path}: {_last(complaints)}")
+
+
+def why_no_eyes(path: str, lines: Sequence[Line]) -> PunaError:
+    """As why, of a projector that libmtmd refuses."""
+    complaints = [line.text for line in lines if line.is_complaint]
+    text = "\n".join(complaints)
+    if found := _NO_TENSOR.search(text):
+        return MissingTensors([found[1]])
+    if found := _OTHER_WIDTH.search(text):
+        return UnsupportedModel(f"{path} belongs to another model: its rows have {found[2]} values, this model takes {found[1]}")
+    if found := _NO_PROJECTOR.search(text):
+        return UnsupportedModel(f"{path}: libmtmd does not know the projector {found[1]}")
+    if _MEMORY.search(text):
+        return OutOfMemory(f"{path}: {_last(complaints)}")
+    first = _PREFIX.sub("", complaints[0]) if complaints else "it did not say why"
+    return LoadError(f"libmtmd cannot load {path}: {first}")
 
 
 def _last(complaints: Sequence[str]) -> str:

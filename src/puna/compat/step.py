@@ -7,8 +7,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from puna.compat.cache import their_positions
+from puna.compat.segments import Kind, part, segments
 from puna.errors import PunaError
-from puna.kvcache.batch import Batch, runs
+from puna.kvcache.batch import N_AXES, Batch, runs, text_axes
 from puna.kvcache.cache import Limits
 from puna.native.decoder import ABORTED, DECODED, NO_ROOM, Context, Model
 from puna.native.log import captured
@@ -57,32 +59,56 @@ class Forward:
         Errors: CacheFull; then nothing has changed. PunaError for a batch that libllama cannot compute.
         """
         self._check(batch)
+        found: list[tuple[npt.NDArray[np.int32], Floats]] = []
+        for kind, rows in segments(batch):
+            of_kind = batch if len(rows) == batch.n_tokens else part(batch, rows)
+            if not self._compute(kind, of_kind):
+                return None
+            if of_kind.n_outputs:
+                found.append((rows[of_kind.outputs], self._read(of_kind).copy()))
+        if len(found) == 1:
+            return found[0][1]
+        # Of several parts, each has some of the outputs.
+        order = np.argsort(np.concatenate([rows for rows, _ in found]))
+        return np.concatenate([values for _, values in found])[order]
+
+    def _compute(self, kind: Kind, batch: Batch) -> bool:
+        """False when it was aborted."""
         context, books = self._machine.context, self._books
         # Turning keys is part of the step. Where that broke off, some would be turned twice.
         must_finish = books is not None and books.has_moved
         if must_finish:
             context.set_abortable(False)
-        wanted = np.zeros(batch.n_tokens, np.int8)
-        wanted[batch.outputs] = 1
         with captured() as lines:
-            status = context.decode(batch.tokens, batch.positions, batch.sequences, wanted)
+            status = self._decode(kind, batch)
         if must_finish:
             context.set_abortable(True)
         if status != DECODED:
             if books is not None and status != NO_ROOM:
                 books.recover(batch)
             if status == ABORTED:
-                return None
+                return False
             said = next((line.text for line in lines if line.is_complaint), "")
             raise PunaError(f"libllama could not compute a batch of {batch.n_tokens} tokens (status {status}): {said}")
         if books is not None:
             books.add(batch)
-        return self._read(batch).copy()
+        return True
+
+    def _decode(self, kind: Kind, batch: Batch) -> int:
+        context, has_axes = self._machine.context, self._machine.model.has_axes
+        wanted = np.zeros(batch.n_tokens, np.int8)
+        wanted[batch.outputs] = 1
+        positions = their_positions(batch)
+        if kind is Kind.TOKENS:
+            return context.decode(batch.tokens, positions, batch.sequences, wanted)
+        assert batch.embedded is not None
+        if has_axes:
+            positions = text_axes(batch.positions) if batch.axes is None else batch.axes
+        both = kind is Kind.BOTH_WAYS
+        return context.decode_rows(batch.embedded.values, positions, batch.sequences, wanted, sees_both_ways=both)
 
     def _check(self, batch: Batch) -> None:
         """Errors: CacheFull; PunaError naming what would end the process inside libllama, or give nonsense."""
-        if batch.embedded is not None:
-            raise PunaError("libllama computes tokens or embeddings in a batch, and here it is given tokens")
         limits, n_vocab = self._limits, self._machine.model.n_vocab
         n = batch.n_tokens
         if not 0 < n <= limits.n_batch or len(batch.positions) != n or len(batch.sequences) != n:
@@ -102,8 +128,26 @@ class Forward:
             length = self._books.length(sequence) if self._books else 0
             if (batch.positions[begin:end] != np.arange(length, length + end - begin)).any():
                 raise PunaError(f"sequence {sequence} goes on at {length}, not at {batch.positions[begin]}")
+        self._check_embedded(batch)
         if self._books:
             self._books.check_room(batch)
+
+    def _check_embedded(self, batch: Batch) -> None:
+        if batch.axes is not None and batch.axes.shape != (N_AXES, batch.n_tokens):
+            raise PunaError(f"positions of shape {list(batch.axes.shape)} for a batch of {batch.n_tokens} tokens")
+        if batch.embedded is None:
+            return
+        rows, shape = batch.embedded.rows, batch.embedded.values.shape
+        if self._books is None or self._read not in (self._logits, self._hidden):
+            raise PunaError("a model that is given whole texts is given tokens, not embeddings")
+        if shape != (len(rows), self._machine.model.n_embd_in):
+            wanted = [len(rows), self._machine.model.n_embd_in]
+            raise PunaError(f"embeddings of shape {list(shape)} where the model takes {wanted}")
+        if (np.diff(rows) <= 0).any() or not 0 <= rows[0] <= rows[-1] < batch.n_tokens:
+            raise PunaError(f"rows given as embeddings are not in order, or not among the {batch.n_tokens} of the batch")
+        for begin, end in batch.bidirectional:
+            if not 0 <= begin < end <= batch.n_tokens or not np.isin(np.arange(begin, end), rows).all():
+                raise PunaError("rows that see each other both ways are not all given as embeddings")
 
     def _logits(self, batch: Batch) -> Floats:
         return self._machine.context.logits(batch.n_outputs, self._machine.model.n_vocab)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from puna.native.ggml import ROPE_TYPE_IMROPE, ROPE_TYPE_MROPE
 from puna.native.llama import FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, LOAD_MODE_MMAP, LOAD_MODE_NONE, llama, llama_batch
 
 Floats = npt.NDArray[np.float32]
@@ -42,6 +43,8 @@ class Model:
         library = llama()
         self.n_vocab: int = library.llama_vocab_n_tokens(library.llama_model_get_vocab(address))
         self.n_embd: int = library.llama_model_n_embd_out(address)
+        self.n_embd_in: int = library.llama_model_n_embd_inp(address)  # of a row that is given as an embedding
+        self.has_axes: bool = library.llama_model_rope_type(address) in (ROPE_TYPE_MROPE, ROPE_TYPE_IMROPE)
         self.n_classes: int = library.llama_model_n_cls_out(address)
         self.window: int = library.llama_model_n_swa(address)  # 0: no layer has one
         self.is_recurrent: bool = library.llama_model_is_recurrent(address)
@@ -152,6 +155,33 @@ class Context:
         )
         compute = llama().llama_encode if self.memory is None else llama().llama_decode
         status: int = compute(self.address, batch)
+        return status
+
+    def decode_rows(
+        self, rows: Floats, positions: Ints, sequences: Ints, wanted: npt.NDArray[np.int8], *, sees_both_ways: bool = False
+    ) -> int:
+        """As decode, of rows [n, n_embd_in] in tokens' places; positions [n], or of a model that has axes [4, n].
+
+        Rows may see each other both ways: then a sequence's must all be here.
+        """
+        n = len(rows)
+        counts = np.ones(n, np.int32)
+        pointers = sequences.ctypes.data + 4 * np.arange(n, dtype=np.uint64)
+        batch = llama_batch(
+            n_tokens=n,
+            embd=_pointer(rows, ctypes.c_float),
+            pos=_pointer(positions, ctypes.c_int32),
+            n_seq_id=_pointer(counts, ctypes.c_int32),
+            seq_id=_pointer(pointers, ctypes.POINTER(ctypes.c_int32)),
+            logits=_pointer(wanted, ctypes.c_int8),
+        )
+        if sees_both_ways:
+            llama().llama_set_causal_attn(self.address, False)
+        try:
+            status: int = llama().llama_decode(self.address, batch)
+        finally:
+            if sees_both_ways:
+                llama().llama_set_causal_attn(self.address, True)
         return status
 
     def logits(self, n_rows: int, n_vocab: int) -> Floats:

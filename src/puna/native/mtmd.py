@@ -41,15 +41,10 @@ class mtmd_decoder_pos(ctypes.Structure):  # noqa: N801
     _fields_ = [("t", _u), ("x", _u), ("y", _u), ("z", _u)]
 
 
-class mtmd_caps(ctypes.Structure):  # noqa: N801
-    _fields_ = [("inp_vision", _b), ("inp_audio", _b)]
-
-
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "mtmd_context_params": mtmd_context_params,
     "mtmd_input_text": mtmd_input_text,
     "mtmd_decoder_pos": mtmd_decoder_pos,
-    "mtmd_caps": mtmd_caps,
 }
 
 SHORT = {
@@ -75,7 +70,6 @@ SHORT = {
     "mtmd_input_chunk_get_n_tokens": "z p",
     "mtmd_input_chunk_get_n_pos": "i p",
     "mtmd_get_output_embd": "p p",
-    "mtmd_get_cap_from_file": "{mtmd_caps} s",
     "mtmd_helper_image_get_decoder_pos": "v pip",
     # It hands the callback to libmtmd's other half as well.
     "mtmd_helper_log_set": "v pp",

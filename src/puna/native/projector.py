@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from puna.native.fit import MARKER as _MARKER
 from puna.native.llama import FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, llama
-from puna.native.log import captured, hear
+from puna.native.log import hear
 from puna.native.mtmd import (
     CHUNK_TYPE_AUDIO,
     CHUNK_TYPE_IMAGE,
@@ -50,6 +50,12 @@ class Medium:
         assert min(width, height) > 0, "a picture has pixels"
         values = np.ascontiguousarray(pixels)
         return cls(mtmd().mtmd_bitmap_init(width, height, values.ctypes.data))
+
+    @classmethod
+    def blank(cls, width: int, height: int) -> Medium:
+        """A picture of which only the size is known, to count what it takes."""
+        assert min(width, height) > 0, "a picture has pixels"
+        return cls(mtmd().mtmd_bitmap_init(width, height, None))
 
     @classmethod
     def audio(cls, samples: Floats) -> Medium:
@@ -137,7 +143,8 @@ class Projector:
         params = mtmd().mtmd_context_params_default()
         params.use_gpu = use_gpu
         params.n_threads = n_threads
-        params.print_timings = params.warmup = False
+        params.print_timings = False
+        params.warmup = True  # plans the first graph, and takes its memory
         params.flash_attn_type = FLASH_ATTN_AUTO if flash_attention else FLASH_ATTN_DISABLED
         address = mtmd().mtmd_init_from_file(path.encode(), model, params)
         return cls(address, model) if address else None
@@ -175,11 +182,3 @@ class Projector:
         if self.address:
             mtmd().mtmd_free(self.address)
             self.address = 0
-
-
-def abilities(path: str) -> tuple[bool, bool]:
-    """Whether a projector file sees, and whether it hears; both False for one that cannot be read."""
-    with captured():
-        hear(mtmd().mtmd_helper_log_set)
-        found = mtmd().mtmd_get_cap_from_file(path.encode())
-    return found.inp_vision, found.inp_audio
