@@ -103,7 +103,7 @@ class Cells:
         return _listed(np.sort(free[order[:count]]))
 
     def range_ahead(self, sequence: int, first: int, positions: npt.NDArray[np.int32]) -> tuple[int, int] | None:
-        """As range_from would be after these *positions*, too, if no other sequence takes their cells; None if they do not fit."""
+        """As range_from would be after these positions, too, if nobody else takes their cells; None if they do not fit."""
         try:
             chosen = self._choose(sequence, len(positions), int(positions[0]))
         except CacheFull:
