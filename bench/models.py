@@ -39,18 +39,18 @@ N_LAYERS, N_EMBD, N_HEADS, N_KV_HEADS, N_FF, N_VOCAB = 16, 2048, 32, 8, 8192, 12
 _DISTINCT_ROWS = 512
 
 
-def llama_1b() -> Path:
-    """Random weights in the mixture of types that llama.cpp calls Q4_K_M; about 0.8 GB, kept for the next run."""
-    path = cache_dir() / "llama-1b-shape-q4_k_m.gguf"
+def llama_1b(kind: TensorType | None = None) -> Path:
+    """Random weights of one type, or in the mixture that llama.cpp calls Q4_K_M; 0.8 GB and more, kept for the next run."""
+    path = cache_dir() / f"llama-1b-shape-{'q4_k_m' if kind is None else kind.name.lower()}.gguf"
     if not path.exists():
         print(f"making {path.name} with random weights, once", file=sys.stderr)
         part = path.with_suffix(".part")
-        _writer().write(part)
+        _writer(kind).write(part)
         part.rename(path)
     return path
 
 
-def _writer() -> GGUFWriter:
+def _writer(kind: TensorType | None) -> GGUFWriter:
     writer = GGUFWriter("llama")
     writer.add("general.name", "random weights in the shape of Llama 3.2 1B")
     for key, value in {
@@ -75,20 +75,21 @@ def _writer() -> GGUFWriter:
         chosen = random.integers(0, _DISTINCT_ROWS, n_out)
         writer.add_raw_tensor(name, (n_in, n_out), kind, lambda: blocks[chosen].reshape(-1))
 
-    matrix("token_embd.weight", N_EMBD, N_VOCAB, TensorType.Q6_K)
+    plain = TensorType.Q4_K if kind is None else kind
+    matrix("token_embd.weight", N_EMBD, N_VOCAB, TensorType.Q6_K if kind is None else kind)
     kv_width = N_EMBD // N_HEADS * N_KV_HEADS
     for i in range(N_LAYERS):
         # The layers whose attn_v and ffn_down get more bits in Q4_K_M.
         is_finer = i < N_LAYERS // 8 or i >= 7 * N_LAYERS // 8 or (i - N_LAYERS // 8) % 3 == 2
-        finer = TensorType.Q6_K if is_finer else TensorType.Q4_K
+        finer = TensorType.Q6_K if is_finer and kind is None else plain
         writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(N_EMBD, np.float32))
         writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(N_EMBD, np.float32))
-        matrix(f"blk.{i}.attn_q.weight", N_EMBD, N_EMBD, TensorType.Q4_K)
-        matrix(f"blk.{i}.attn_k.weight", N_EMBD, kv_width, TensorType.Q4_K)
+        matrix(f"blk.{i}.attn_q.weight", N_EMBD, N_EMBD, plain)
+        matrix(f"blk.{i}.attn_k.weight", N_EMBD, kv_width, plain)
         matrix(f"blk.{i}.attn_v.weight", N_EMBD, kv_width, finer)
-        matrix(f"blk.{i}.attn_output.weight", N_EMBD, N_EMBD, TensorType.Q4_K)
-        matrix(f"blk.{i}.ffn_gate.weight", N_EMBD, N_FF, TensorType.Q4_K)
-        matrix(f"blk.{i}.ffn_up.weight", N_EMBD, N_FF, TensorType.Q4_K)
+        matrix(f"blk.{i}.attn_output.weight", N_EMBD, N_EMBD, plain)
+        matrix(f"blk.{i}.ffn_gate.weight", N_EMBD, N_FF, plain)
+        matrix(f"blk.{i}.ffn_up.weight", N_EMBD, N_FF, plain)
         matrix(f"blk.{i}.ffn_down.weight", N_FF, N_EMBD, finer)
     writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
     return writer

@@ -210,6 +210,9 @@ class Settings:
         "PUNA_BUILD_AHEAD", _boolean, False, "build the next step's graph while one is computed, for a GPU or a spare core"
     )
     kernels: bool = _setting("PUNA_KERNELS", _boolean, True, "multiply quantised matrices on the CPU with Puna's own products")
+    kernel_instructions: str = _setting(
+        "PUNA_KERNEL_INSTRUCTIONS", str, "", "what those compute with: avx2, avx512 and so on (unset: the fastest there is)"
+    )
     library: str = _setting(
         "PUNA_LIBRARY",
         str,

@@ -123,7 +123,7 @@ IN_COMPANY = (
 HEADS = {"a few heads": (6, 2, 64), "one head of keys": (9, 1, 96), "wide heads": (4, 4, 160)}
 
 
-def mixtures(tmp_path: Path, data: Data, n_threads: int) -> np.ndarray[Any, Any]:
+def mixtures(tmp_path: Path, data: Data, n_threads: int) -> Any:
     backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=n_threads, kernels=KERNELS)
     try:
         with prepared(backend, data) as (run, result):

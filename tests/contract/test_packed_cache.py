@@ -19,6 +19,7 @@ from puna.ml.backend import Use
 from puna.ml.ggml import packed_cache
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.ggml.packed import Packer
+from puna.ml.ggml.packed_cache import SEAL_BYTES
 from puna.ml.tensor import DType
 from puna.native.kernels.library import kernels
 from puna.server.app import create_app
@@ -102,7 +103,7 @@ def test_the_second_load_maps_what_the_first_packed(tmp_path: Path, packings: li
     assert kept(tmp_path) == [file]
 
 
-@pytest.mark.parametrize("damage", ["shorter", "longer", "header", "data"])
+@pytest.mark.parametrize("damage", ["shorter", "longer", "header", "data", "a byte", "the seal"])
 def test_a_file_that_is_not_the_model_s_is_made_again(tmp_path: Path, packings: list[str], damage: str) -> None:
     blob = add(tmp_path)
     with loaded(blob) as first:
@@ -110,11 +111,14 @@ def test_a_file_that_is_not_the_model_s_is_made_again(tmp_path: Path, packings: 
     (file,) = kept(tmp_path)
     content = file.read_bytes()
     other = bytes(len(content) - 4096)
+    middle = len(content) // 2  # of a row that is not compared with the model's
     spoilt = {
         "shorter": content[:-64],
         "longer": content + b"0",
         "header": content.replace(NAMES[0].encode(), NAMES[0].upper().encode()),
         "data": content[:4096] + other,
+        "a byte": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "the seal": content[:-SEAL_BYTES] + bytes(SEAL_BYTES),
     }[damage]
     file.write_bytes(spoilt)
     packings.clear()
@@ -122,7 +126,38 @@ def test_a_file_that_is_not_the_model_s_is_made_again(tmp_path: Path, packings: 
         pass
     assert packings == list(NAMES)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-    assert file.read_bytes() == content
+    assert file.read_bytes()[:-SEAL_BYTES] == content[:-SEAL_BYTES]
+
+
+def test_the_whole_file_is_checked_once_for_each_state_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written, or checked before, is as it was while its inode and its time are."""
+    blob, checked = add(tmp_path), []
+    original = packed_cache._digest
+
+    def digest(data: Any) -> bytes:
+        checked.append(data.size)
+        return original(data)
+
+    monkeypatch.setattr(packed_cache, "_digest", digest)
+    with loaded(blob):
+        pass
+    (file,) = kept(tmp_path)
+    checked.clear()
+
+    def touch() -> None:
+        os.utime(file)  # as whoever writes to it leaves it
+
+    def copy() -> None:
+        shutil.copy2(file, tmp_path / "copy")
+        (tmp_path / "copy").rename(file)
+
+    for change in (None, touch, None, copy, None):
+        if change:
+            change()
+        with loaded(blob):
+            assert str(file) in Path("/proc/self/maps").read_text()
+        assert len(checked) == (change is not None)
+        checked.clear()
 
 
 def test_another_layout_is_another_file(tmp_path: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,7 +266,7 @@ class CausalCache:
         ranges = []
         for sequence, begin, end in runs(batch.sequences):
             first = self.span.first(int(batch.positions[begin]))
-            found = self.cells.range_ahead(sequence, first, end - begin)
+            found = self.cells.range_ahead(sequence, first, batch.positions[begin:end])
             if found is None:
                 return None
             ranges.append(Range(begin, end, *found))

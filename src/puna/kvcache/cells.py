@@ -1,8 +1,9 @@
 """Which cell of the pool holds which position of which sequences: bookkeeping only, no tensors.
 
 A cell may belong to several sequences (a shared prefix) and is free when it belongs to none. A batch may go to any
-free cells. Each sequence has a home, a range of its own, and fills it in order as long as it can, so that attention
-reads a tight range; only when the home is full does a sequence spill into whatever is free.
+free cells. Each sequence has a home, a range of its own, where each position has its place, so that attention reads a tight range
+and the same one in every batch: how rows are summed hangs on where they lie. Only when that place is taken does a sequence
+fill the holes of its home, and only when the home is full does it spill into whatever is free.
 """
 
 from __future__ import annotations
@@ -45,17 +46,18 @@ class Cells:
         self.n_free = n_cells  # kept, not counted when asked for: other threads ask, too
 
     def place(self, sequence: int, positions: npt.NDArray[np.int32]) -> Sequence[int]:
-        """Take a free cell for each position; they ascend, and so do the cells.
+        """Take a free cell for each position, which ascend.
 
         Errors: CacheFull; then nothing has changed.
         """
-        chosen = self._choose(sequence, len(positions))
+        chosen = self._choose(sequence, len(positions), int(positions[0]))
         at = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
         self.positions[at] = positions
         self.members[sequence, at] = True
         self.n_owners[at] = 1
         self.n_free -= len(chosen)
-        begin, end, first, after = chosen[0], chosen[-1] + 1, int(positions[0]), int(positions[-1]) + 1
+        begin, end = _bounds(chosen)
+        first, after = int(positions[0]), int(positions[-1]) + 1
         if self.lengths[sequence]:
             begin, end = min(begin, self.begins[sequence]), max(end, self.ends[sequence])
             first, after = min(first, self.firsts[sequence]), max(after, self.nexts[sequence])
@@ -76,15 +78,18 @@ class Cells:
             low, high = min(low, self.begins[sequence]), max(high, self.ends[sequence])
         self._measure(sequence, low, high)
 
-    def _choose(self, sequence: int, count: int) -> range | list[int]:
+    def _choose(self, sequence: int, count: int, position: int) -> range | list[int]:
         home = sequence * self.home_cells
-        begin = self.ends[sequence] if self.lengths[sequence] else home
-        end = begin + count
-        # Holes that a removal left are filled first: the range stays as short as the history.
-        has_holes = self.lengths[sequence] < self.ends[sequence] - self.begins[sequence]
-        is_at_home = home <= begin and end <= home + self.home_cells
-        if is_at_home and not has_holes and not np.count_nonzero(self.n_owners[begin:end]):
-            return range(begin, end)
+        begin = home + position % self.home_cells
+        if begin + count <= home + self.home_cells:
+            if not np.count_nonzero(self.n_owners[begin : begin + count]):
+                return range(begin, begin + count)
+        elif count <= self.home_cells:
+            places = home + np.arange(position, position + count) % self.home_cells
+            if not np.count_nonzero(self.n_owners[places]):
+                return _listed(places)
+        if self.lengths[sequence]:
+            begin = self.ends[sequence]
         at_home = home + np.flatnonzero(self.n_owners[home : home + self.home_cells] == 0)
         if len(at_home) >= count:
             return _listed(at_home[:count])
@@ -97,16 +102,17 @@ class Cells:
         order = np.argsort(distance, kind="stable")
         return _listed(np.sort(free[order[:count]]))
 
-    def range_ahead(self, sequence: int, first: int, count: int) -> tuple[int, int] | None:
-        """As range_from would be after *count* more rows, if no other sequence takes their cells; None if they do not fit."""
+    def range_ahead(self, sequence: int, first: int, positions: npt.NDArray[np.int32]) -> tuple[int, int] | None:
+        """As range_from would be after these positions, too, if nobody else takes their cells; None if they do not fit."""
         try:
-            chosen = self._choose(sequence, count)
+            chosen = self._choose(sequence, len(positions), int(positions[0]))
         except CacheFull:
             return None
+        low, high = _bounds(chosen)
         if not self.lengths[sequence]:
-            return chosen[0], chosen[-1] + 1
+            return low, high
         begin, end = self.range_from(sequence, first)
-        return min(begin, chosen[0]), max(end, chosen[-1] + 1)
+        return min(begin, low), max(end, high)
 
     def remove(self, sequence: int, begin: int, end: int) -> None:
         """The sequence gives up the positions in [begin, end); a cell that nobody sees any more is free."""
@@ -201,6 +207,11 @@ class Cells:
                 assert len(np.unique(positions)) == len(mine), f"sequence {sequence} has a position twice"
                 assert self.firsts[sequence] == positions.min(), f"first position of sequence {sequence}"
                 assert self.nexts[sequence] == positions.max() + 1, f"last position of sequence {sequence}"
+
+
+def _bounds(cells: range | list[int]) -> tuple[int, int]:
+    """The tightest [begin, end) that holds them."""
+    return (cells.start, cells.stop) if isinstance(cells, range) else (min(cells), max(cells) + 1)
 
 
 def _listed(cells: npt.NDArray[np.int64]) -> list[int]:

@@ -1,8 +1,10 @@
 """Packed matrices of a model, kept in a file so that the next load maps them instead of packing them anew.
 
-The file is a header and the bytes of all packed matrices. The header is what this model and this layout make of it, to the
-byte, and the file's name has a part of its digest; so nothing of a file is ever interpreted: it is the expected one or it is
-not used. A few rows are compared with the model's as well, which a file that was spoilt or made by other sources would not stand.
+The file is a header, the bytes of all packed matrices, and a seal. The header is what this model and this layout make of it, to
+the byte, and the file's name has a part of its digest; so nothing of a file is ever interpreted: it is the expected one or it
+is not used. The seal is the digest of all matrices, and for which state of the file it was last found right: which inode it was,
+and when it was last changed. While that is the file's state it maps at once; in any other all of it is read and compared.
+A few rows are compared with the model's as well, which a file that was made by other sources would not stand.
 
 What was packed is written by a thread of low priority while the model is already used. A file gets its name when all of
 it is on the disk. Where that cannot be, nothing is kept and nothing fails.
@@ -16,13 +18,15 @@ import logging
 import mmap
 import os
 import shutil
+import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +41,9 @@ KEPT_FROM_BYTES = 256 << 20
 _CHUNK_BYTES = 8 << 20
 _MAGIC = b"puna packed weights\n"
 _NICENESS = 19
+_STATE = struct.Struct("<QQ")
+_DIGEST = hashlib.sha256
+SEAL_BYTES = _DIGEST().digest_size + _STATE.size
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -74,22 +81,27 @@ class PackedCache:
     def find(self, entries: Sequence[Entry], is_sound: Callable[[Bytes], bool]) -> Bytes | None:
         """The data as it is on disk; None where it is not, or *is_sound* says that it is something else."""
         header, n_bytes = _header(self._model, entries), sum(entry.n_bytes for entry in entries)
-        path, mapped = self._place(header), None
+        path, data = self._place(header), None
         try:
             with open(path, "rb") as file:
-                is_whole = os.fstat(file.fileno()).st_size == len(header) + n_bytes and file.read(len(header)) == header
+                is_whole = (
+                    os.fstat(file.fileno()).st_size == len(header) + n_bytes + SEAL_BYTES and file.read(len(header)) == header
+                )
                 if is_whole:
                     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    data = np.frombuffer(mapped, np.uint8)[len(header) : len(header) + n_bytes]
+                    with suppress(AttributeError, OSError, ValueError):
+                        mapped.madvise(mmap.MADV_WILLNEED)
+                    seal = mapped[-SEAL_BYTES:]
+                    is_whole = _state(file.fileno()) == seal[-_STATE.size :] or _digest(data) == seal[: -_STATE.size]
         except FileNotFoundError:
             return None
         except OSError as error:
             log.debug("packed weights %s are not used: %s", path, error)
             return None
-        if mapped is not None and is_sound(data := np.frombuffer(mapped, np.uint8)[len(header) :]):
-            with suppress(AttributeError, OSError, ValueError):
-                mapped.madvise(mmap.MADV_WILLNEED)
-            with suppress(OSError):
-                os.utime(path)  # what was not used for longest goes first
+        if is_whole and data is not None and is_sound(data):
+            with suppress(OSError), open(path, "r+b") as file:
+                _seal(file, len(header) + n_bytes, seal[: -_STATE.size])
             return data
         log.info("packed weights %s are not those of the model; they are made again", path)
         with suppress(OSError):
@@ -121,11 +133,15 @@ class PackedCache:
             ) as file:
                 unfinished = file.name
                 file.write(header)
+                digest = _DIGEST()
                 for begin in range(0, data.size, _CHUNK_BYTES):
                     if self._is_closed.is_set():
                         return
-                    file.write(data[begin : begin + _CHUNK_BYTES].data)
+                    part = data[begin : begin + _CHUNK_BYTES].data
+                    digest.update(part)
+                    file.write(part)
                     file.flush()
+                _seal(file, len(header) + data.size, digest.digest())
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
             unfinished = ""
@@ -146,6 +162,28 @@ class PackedCache:
         """End writing, with what is there of it or without."""
         self._is_closed.set()
         self.wait()
+
+
+def _digest(data: Bytes) -> bytes:
+    return _DIGEST(data.data).digest()
+
+
+def _state(file: int) -> bytes:
+    """Which file it is and when it was last changed, as a seal says it."""
+    status = os.fstat(file)
+    return _STATE.pack(status.st_ino, status.st_mtime_ns)
+
+
+def _seal(file: IO[bytes], offset: int, digest: bytes) -> None:
+    """As found right now, which is its state from here on: what was not used for longest goes first.
+
+    The time is in whole seconds, which every file system can keep and no change of the file happens at.
+    """
+    changed_at = int(time.time()) * 10**9
+    file.seek(offset)
+    file.write(digest + _STATE.pack(os.fstat(file.fileno()).st_ino, changed_at))
+    file.flush()
+    os.utime(file.fileno(), ns=(changed_at, changed_at))
 
 
 def _header(model: Path, entries: Sequence[Entry]) -> bytes:

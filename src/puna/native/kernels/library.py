@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
@@ -94,7 +93,7 @@ class Kernels(Functions):
             raise NativeLibraryError(f"the matrix products cannot be opened: {error}; compile them again: make") from error
         if self.puna_kernels_version() != VERSION or self._layout() != _expected_layout():
             raise NativeLibraryError(f"the matrix products in {path} are of another version; compile them again: make")
-        self.instructions = self._select(os.environ.get(FORCED, ""))
+        self.instructions = self._select(settings.load().kernel_instructions)
 
     def linear(
         self, types: Sequence[int], n_rows: Sequence[int], n_in: int, gate: int = 0, eps: float = -1.0, output: int = -1
