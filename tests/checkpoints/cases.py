@@ -22,6 +22,8 @@ class Case:
     short_queries: bool = False  # whose products with keys nothing divides
     words: Literal["bpe", "spm", "wordpiece"] = "bpe"
     tolerance: float = 2e-3  # of the norm of the difference, over that of the logits
+    scales: Literal["", "block", "row", "whole"] = ""  # of matrices in FP8: what shares one
+    blocks: bool = False  # experts in MXFP4
     oracle: bool = True  # whether libllama knows it by such a file
 
 
@@ -44,6 +46,7 @@ def case(model: str, kind: str, options: dict[str, Any], **others: Any) -> Case:
 
 
 ROUNDED = 5e-3  # where products are of numbers in BF16: what goes into them has eight bits too
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 NONE = object()  # a field that the family does not have
 SILU = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -233,6 +236,42 @@ CASES: dict[str, Case] = {
         | {"shared_expert_intermediate_size": 64, "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
     "qwen3": case("Qwen3ForCausalLM", "qwen3", SILU | {"head_dim": 32, "attention_bias": False, "use_sliding_window": False}),
+    "qwen3-fp8": case(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        SILU
+        | {"head_dim": 32, "quantization_config": {**FP8, "weight_block_size": [48, 32], "modules_to_not_convert": ["lm_head"]}},
+        scales="block",
+        stored="BF16",
+        tolerance=ROUNDED,
+    ),
+    "mistral3-fp8": case(
+        "Ministral3ForCausalLM",
+        "ministral3",
+        SILU
+        | {
+            "head_dim": 32,
+            "rope_parameters": yarn(16.0, 16, rope_theta=1e6, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1),
+            "quantization_config": {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        },
+        scales="whole",
+    ),
+    "llama-fp8": case(
+        "LlamaForCausalLM",
+        "llama",
+        SILU
+        | {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "config_groups": {
+                    "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+                },
+                "ignore": ["lm_head"],
+            }
+        },
+        scales="row",
+    ),
     "qwen3moe": case(
         "Qwen3MoeForCausalLM", "qwen3_moe", SILU | EXPERTS | {"head_dim": 32, "norm_topk_prob": True, "decoder_sparse_step": 1}
     ),
@@ -269,6 +308,26 @@ CASES: dict[str, Case] = {
             "rope_scaling": yarn(32.0, 64, beta_fast=32.0, beta_slow=1.0),
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
+    ),
+    "gpt-oss-mxfp4": case(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        SILU
+        | {
+            "head_dim": 16,
+            "num_local_experts": 8,
+            "experts_per_token": 2,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 64,
+            "sliding_window": 8,
+            "rope_theta": 150000.0,
+            "rope_scaling": yarn(32.0, 64, beta_fast=32.0, beta_slow=1.0),
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+        },
+        stored="BF16",
+        blocks=True,
+        tolerance=4e-2,  # for such matrices both engines round what they multiply with to eight bits
     ),
     "olmo2": case("Olmo2ForCausalLM", "olmo2", SILU | {"rope_theta": 5e5}),
     "olmo3": case(
@@ -489,6 +548,22 @@ CASES: dict[str, Case] = {
             "topk_method": "noaux_tc",
             "routed_scaling_factor": 2.5,
         },
+    ),
+    "deepseek3-fp8": case(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        SILU
+        | LATENT
+        | {
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "routed_scaling_factor": 2.5,
+            "quantization_config": {**FP8, "weight_block_size": [48, 32]},
+        },
+        scales="block",
     ),
     "deepseek3-yarn": case(
         "DeepseekV3ForCausalLM",

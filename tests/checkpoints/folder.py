@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.checkpoints.cases import CASES, Case
-from tests.checkpoints.weights import random_weights
+from tests.checkpoints.weights import in_few_bits, random_weights
 from tests.hf import LLAMA3_PATTERN, bfloat16, sentencepiece_file, write_checkpoint
 from tests.tiny import spm_vocabulary, wordpiece_vocabulary
 
@@ -39,7 +39,10 @@ def stored(case: Case, values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
 def tensors(name: str) -> dict[str, npt.NDArray[Any]]:
     case = CASES[name]
     weights = random_weights(vectors(name)["shapes"], less_one=case.less_one, short_queries=case.short_queries)
-    return {tensor: stored(case, values) for tensor, values in weights.items()}
+    found: dict[str, npt.NDArray[Any]] = {}
+    for tensor, values in weights.items():
+        found |= in_few_bits(case, tensor, values) or {tensor: stored(case, values)}
+    return found
 
 
 def write_case(folder: Path, name: str, *, n_shards: int = 1, **changes: Any) -> Path:

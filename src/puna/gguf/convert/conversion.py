@@ -95,17 +95,17 @@ class _Layout:
         self.lengths = {**{name: value(fields) for name, value in family.lengths.items()}, **known}
 
     def parts(self) -> Iterator[_Part]:
-        is_tied = self.fields.flag("tie_word_embeddings", default=False)
         for line in self.family.ends:
-            if not line.on or not is_tied:
-                yield from self._parts(line, "", self._top(line.theirs), self.lengths)
+            if line.when is None or line.when(self.fields):
+                yield self._part(line, "", self._top(line.theirs), self.lengths)
+        lines = [line for line in self.family.layer if line.when is None or line.when(self.fields)]
         for i in range(self.n_layers):
             kinds: Set[str] = self.family.kinds(self.fields, i)
             lengths = {**self.lengths, **self.family.layer_lengths(self.fields, i)}
             prefix = self.root + self.family.layers.format(i=i)
-            for line in self.family.layer:
+            for line in lines:
                 if not line.on or line.on in kinds:
-                    yield from self._parts(line, f"blk.{i}.", prefix + line.theirs, lengths)
+                    yield self._part(line, f"blk.{i}.", prefix + line.theirs, lengths)
 
     def _top(self, theirs: str) -> str:
         """A head stands beside the text part in some checkpoints, with its own name's beginning in others."""
@@ -115,16 +115,13 @@ class _Layout:
         roots = ("", self.root.removesuffix("model."), self.root)
         return next((root + name for root in roots if f"{root}{name}.weight" in self.tensors), name)
 
-    def _parts(self, line: Line, ours: str, theirs: str, lengths: Lengths) -> Iterator[_Part]:
+    def _part(self, line: Line, ours: str, theirs: str, lengths: Lengths) -> _Part:
         n_experts = lengths.get("experts", 0)
         suffix = "" if line.whole else ".weight"
         names = tuple(theirs.replace("{e}", str(e)) for e in range(n_experts)) if "{e}" in theirs else (theirs,)
-        probe = names[0] + ("_blocks" if line.packed else suffix) if names else ""
-        if line.optional and probe not in self.tensors:
-            return
         bias = "" if line.whole else f"{names[0]}.bias"
-        has_bias = bool(bias) and (line.needs_bias or bias in self.tensors)
-        yield _Part(line, ours + line.ours + suffix, tuple(name + suffix for name in names), lengths, bias if has_bias else "")
+        has_bias = bool(bias) and (bias in self.tensors or (line.biased is not None and line.biased(self.fields)))
+        return _Part(line, ours + line.ours + suffix, tuple(name + suffix for name in names), lengths, bias if has_bias else "")
 
     def check_all_used(self, used: Set[str]) -> None:
         """Errors: UnsupportedModel naming a tensor of the checkpoint that has no place in the file."""

@@ -45,11 +45,11 @@ class Line:
     to: str = ""  # its axes afterwards, where they are others
     on: str = ""  # in layers of this kind only
     whole: bool = False
-    optional: bool = False
+    when: Callable[[Fields], bool] | None = None  # where the configuration says so
     exact: bool = False  # stays F32: small, and much depends on it
     computes: bool = False  # the change calculates and does not only move
     packed: bool = False  # in blocks of MXFP4
-    needs_bias: bool = False
+    biased: Callable[[Fields], bool] | None = None  # where the configuration says that there must be one
     changes_bias: bool = True  # as it does the rows of the matrix
 
 
@@ -119,8 +119,16 @@ def flag(*names: str, default: bool | None = None) -> Value:
     return lambda fields: fields.flag(*names, default=default)
 
 
-def always(value: Any) -> Value:
-    return lambda fields: value
+def always(fields: Fields) -> bool:
+    return True
+
+
+def never(fields: Fields) -> bool:
+    return False
+
+
+def stated(*names: str, default: bool = False) -> Callable[[Fields], bool]:
+    return lambda fields: fields.flag(*names, default=default)
 
 
 # What is done to numbers.

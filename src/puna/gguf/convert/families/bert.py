@@ -8,7 +8,7 @@ from dataclasses import replace
 from puna.gguf.convert import wordpiece
 from puna.gguf.convert.fields import Fields
 from puna.gguf.convert.pooling import pooling
-from puna.gguf.convert.table import Family, Line, Value, whole
+from puna.gguf.convert.table import Family, Line, Value, always, whole
 
 
 def _eps(fields: Fields) -> float:
@@ -44,20 +44,20 @@ _LENGTHS: Mapping[str, Value] = {
 BERT = Family(
     architecture="bert",
     layer=(
-        Line("attn_q", "attention.self.query", "embd embd", needs_bias=True),
-        Line("attn_k", "attention.self.key", "embd embd", needs_bias=True),
-        Line("attn_v", "attention.self.value", "embd embd", needs_bias=True),
-        Line("attn_output", "attention.output.dense", "embd embd", needs_bias=True),
-        Line("attn_output_norm", "attention.output.LayerNorm", "embd", needs_bias=True),
-        Line("ffn_up", "intermediate.dense", "ff embd", needs_bias=True),
-        Line("ffn_down", "output.dense", "embd ff", needs_bias=True),
-        Line("layer_output_norm", "output.LayerNorm", "embd", needs_bias=True),
+        Line("attn_q", "attention.self.query", "embd embd", biased=always),
+        Line("attn_k", "attention.self.key", "embd embd", biased=always),
+        Line("attn_v", "attention.self.value", "embd embd", biased=always),
+        Line("attn_output", "attention.output.dense", "embd embd", biased=always),
+        Line("attn_output_norm", "attention.output.LayerNorm", "embd", biased=always),
+        Line("ffn_up", "intermediate.dense", "ff embd", biased=always),
+        Line("ffn_down", "output.dense", "embd ff", biased=always),
+        Line("layer_output_norm", "output.LayerNorm", "embd", biased=always),
     ),
     ends=(
         Line("token_embd", "embeddings.word_embeddings", "vocab embd"),
         Line("position_embd", "embeddings.position_embeddings", "positions embd", exact=True),
         Line("token_types", "embeddings.token_type_embeddings", "types embd", exact=True),
-        Line("token_embd_norm", "embeddings.LayerNorm", "embd", needs_bias=True),
+        Line("token_embd_norm", "embeddings.LayerNorm", "embd", biased=always),
     ),
     keys=_KEYS,
     lengths=_LENGTHS,
@@ -85,16 +85,16 @@ NOMIC_BERT = replace(
     layer=(
         Line("attn_qkv", "attn.Wqkv", "3*embd embd"),
         Line("attn_output", "attn.out_proj", "embd embd"),
-        Line("attn_output_norm", "norm1", "embd", needs_bias=True),
+        Line("attn_output_norm", "norm1", "embd", biased=always),
         Line("ffn_up", "mlp.fc11", "ff embd"),
         Line("ffn_gate", "mlp.fc12", "ff embd"),
         Line("ffn_down", "mlp.fc2", "embd ff"),
-        Line("layer_output_norm", "norm2", "embd", needs_bias=True),
+        Line("layer_output_norm", "norm2", "embd", biased=always),
     ),
     ends=(
         BERT.ends[0],
         BERT.ends[2],
-        Line("token_embd_norm", "emb_ln", "embd", needs_bias=True),
+        Line("token_embd_norm", "emb_ln", "embd", biased=always),
     ),
     expects={
         "activation_function": ("swiglu",),

@@ -22,14 +22,19 @@ from puna.gguf.convert.table import Family, Line, positive
 
 _KEYS = {key: value for key, value in KEYS.items() if key != "attention.layer_norm_rms_epsilon"}
 
+
+def _has_norms(fields: Fields) -> bool:
+    return fields.flag("use_qk_norm", default=False)
+
+
 COMMAND_R = Family(
     architecture="command-r",
     layer=(
         Line("attn_norm", "input_layernorm", "embd"),
         *QKV,
         MIXED,
-        Line("attn_q_norm", "self_attn.q_norm", "heads head", optional=True, exact=True),
-        Line("attn_k_norm", "self_attn.k_norm", "kv_heads head", optional=True, exact=True),
+        Line("attn_q_norm", "self_attn.q_norm", "heads head", when=_has_norms, exact=True),
+        Line("attn_k_norm", "self_attn.k_norm", "kv_heads head", when=_has_norms, exact=True),
         *swiglu(),
     ),
     ends=(TABLE, OUTPUT_NORM),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert.fields import Fields
 from puna.gguf.convert.rotation import Factors, Rotation
-from puna.gguf.convert.table import Line, Value, interleaved, positive, whole
+from puna.gguf.convert.table import Line, Value, interleaved, positive, stated, whole
 
 MATRICES = {  # of a layer: name in GGUF, name in the checkpoint
     "attn_q": "self_attn.q_proj",
@@ -72,31 +72,39 @@ SILU = {"hidden_act": ("silu", "swish")}
 
 TABLE = Line("token_embd", "embed_tokens", "vocab embd")
 OUTPUT_NORM = Line("output_norm", "norm", "embd")
-HEAD = Line("output", "/lm_head", "vocab embd", on="untied")
+
+
+def is_untied(fields: Fields) -> bool:
+    return not fields.flag("tie_word_embeddings", default=False)
+
+
+HEAD = Line("output", "/lm_head", "vocab embd", when=is_untied)
 ENDS = (TABLE, OUTPUT_NORM, HEAD)
 
 NORMS = (Line("attn_norm", "input_layernorm", "embd"), Line("ffn_norm", "post_attention_layernorm", "embd"))
+_ATTENDS_WITH, _MLP_WITH = stated("attention_bias"), stated("mlp_bias")
+
 QKV = (
-    Line("attn_q", "self_attn.q_proj", "q embd"),
-    Line("attn_k", "self_attn.k_proj", "k embd"),
-    Line("attn_v", "self_attn.v_proj", "v embd"),
+    Line("attn_q", "self_attn.q_proj", "q embd", biased=_ATTENDS_WITH),
+    Line("attn_k", "self_attn.k_proj", "k embd", biased=_ATTENDS_WITH),
+    Line("attn_v", "self_attn.v_proj", "v embd", biased=_ATTENDS_WITH),
 )
 # Where GGUF's rotation turns neighbouring rows: checkpoints keep the two halves of a head apart.
 PAIRED_QKV = (
-    Line("attn_q", "self_attn.q_proj", "q embd", interleaved("heads")),
-    Line("attn_k", "self_attn.k_proj", "k embd", interleaved("kv_heads")),
-    Line("attn_v", "self_attn.v_proj", "v embd"),
+    Line("attn_q", "self_attn.q_proj", "q embd", interleaved("heads"), biased=_ATTENDS_WITH),
+    Line("attn_k", "self_attn.k_proj", "k embd", interleaved("kv_heads"), biased=_ATTENDS_WITH),
+    Line("attn_v", "self_attn.v_proj", "v embd", biased=_ATTENDS_WITH),
 )
-MIXED = Line("attn_output", "self_attn.o_proj", "embd mixed")
+MIXED = Line("attn_output", "self_attn.o_proj", "embd mixed", biased=_ATTENDS_WITH)
 HEAD_NORMS = (Line("attn_q_norm", "self_attn.q_norm", "head"), Line("attn_k_norm", "self_attn.k_norm", "head"))
 
 
 def swiglu(theirs: str = "mlp.{}_proj", *, on: str = "", suffix: str = "", width: str = "ff") -> tuple[Line, ...]:
     """A gated MLP; {} stands for its part, *suffix* follows the names in GGUF."""
     return (
-        Line(f"ffn_gate{suffix}", theirs.format("gate"), f"{width} embd", on=on),
-        Line(f"ffn_up{suffix}", theirs.format("up"), f"{width} embd", on=on),
-        Line(f"ffn_down{suffix}", theirs.format("down"), f"embd {width}", on=on),
+        Line(f"ffn_gate{suffix}", theirs.format("gate"), f"{width} embd", on=on, biased=_MLP_WITH),
+        Line(f"ffn_up{suffix}", theirs.format("up"), f"{width} embd", on=on, biased=_MLP_WITH),
+        Line(f"ffn_down{suffix}", theirs.format("down"), f"embd {width}", on=on, biased=_MLP_WITH),
     )
 
 

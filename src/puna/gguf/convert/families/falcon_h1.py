@@ -56,6 +56,8 @@ def falcon_h1(fields: Fields) -> Family:
     gate_line, up_line, down_line = swiglu("feed_forward.{}_proj")
     mamba = {line.ours: line for line in mamba_lines("mamba.")}
     mamba["ssm_in"] = _scaled(mamba["ssm_in"], _of_input(fields))
+    if not fields.flag("mamba_rms_norm", default=False):
+        del mamba["ssm_norm"]
     mamba["ssm_out"] = _scaled(mamba["ssm_out"], factor("ssm_out_multiplier"))
     return Family(
         architecture="falcon-h1",

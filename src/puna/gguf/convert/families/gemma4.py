@@ -67,6 +67,10 @@ def _n_given(fields: Fields) -> int:
     return fields.whole("hidden_size_per_layer_input", default=256, low=0)
 
 
+def _has_given(fields: Fields) -> bool:
+    return _n_given(fields) > 0
+
+
 def _n_sharing(fields: Fields) -> int:
     return fields.whole("num_kv_shared_layers", default=0, low=0, high=n_layers(fields) - 1)
 
@@ -138,7 +142,7 @@ GEMMA4 = Family(
         Line("post_attention_norm", "post_attention_layernorm", "embd"),
         Line("ffn_norm", "pre_feedforward_layernorm", "embd"),
         Line("post_ffw_norm", "post_feedforward_layernorm", "embd"),
-        Line("layer_output_scale.weight", "layer_scalar", "1", whole=True, optional=True),
+        Line("layer_output_scale.weight", "layer_scalar", "1", whole=True),
         Line("attn_q", "self_attn.q_proj", "q embd"),
         Line("attn_k", "self_attn.k_proj", "k embd", on="keys"),
         Line("attn_v", "self_attn.v_proj", "v embd", on="values"),
@@ -161,9 +165,9 @@ GEMMA4 = Family(
     ends=(
         TABLE,
         OUTPUT_NORM,
-        Line("per_layer_token_embd", "embed_tokens_per_layer", "vocab given_all", optional=True),
-        Line("per_layer_model_proj", "per_layer_model_projection", "given_all embd", optional=True),
-        Line("per_layer_proj_norm", "per_layer_projection_norm", "given", optional=True),
+        Line("per_layer_token_embd", "embed_tokens_per_layer", "vocab given_all", when=_has_given),
+        Line("per_layer_model_proj", "per_layer_model_projection", "given_all embd", when=_has_given),
+        Line("per_layer_proj_norm", "per_layer_projection_norm", "given", when=_has_given),
     ),
     keys={
         **SIZES,

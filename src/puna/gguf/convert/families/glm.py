@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from puna.gguf.convert.families.common import (
     ENDS,
@@ -34,7 +35,7 @@ GLM4 = Family(
         Line("ffn_norm", "post_attention_layernorm", "embd"),
         Line("post_ffw_norm", "post_mlp_layernorm", "embd"),
         *QKV,
-        MIXED,
+        replace(MIXED, biased=None),
         Line("ffn_up", "mlp.gate_up_proj", "2*ff embd"),
         Line("ffn_down", "mlp.down_proj", "embd ff"),
     ),
@@ -48,6 +49,10 @@ GLM4 = Family(
 
 _WIDTH = whole("moe_intermediate_size", high=1 << 24)
 _KEYS, _LENGTHS = mixture(count("n_routed_experts"), used("num_experts_per_tok"), _WIDTH)
+
+
+def _has_norms(fields: Fields) -> bool:
+    return fields.flag("use_qk_norm", default=False)
 
 
 def _n_dense(fields: Fields) -> int:
@@ -87,8 +92,8 @@ GLM4MOE = Family(
         NORMS[0],
         Line("post_attention_norm", "post_attention_layernorm", "embd"),
         *QKV,
-        MIXED,
-        *(Line(line.ours, line.theirs, line.dims, optional=True) for line in HEAD_NORMS),
+        replace(MIXED, biased=None),
+        *(Line(line.ours, line.theirs, line.dims, when=_has_norms) for line in HEAD_NORMS),
         *swiglu(on="dense"),
         *MIXTURE,
     ),

@@ -6,6 +6,8 @@ whole pairs in GGUF's arithmetic, whatever ``truncate`` says.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from puna.gguf.convert.families.common import (
     ENDS,
     KEYS,
@@ -21,8 +23,9 @@ from puna.gguf.convert.families.common import (
     used,
     windows,
 )
+from puna.gguf.convert.fields import Fields
 from puna.gguf.convert.rotation import LINEAR, YARN
-from puna.gguf.convert.table import Change, Family, Lengths, Line, Rows, then, transposed, whole
+from puna.gguf.convert.table import Change, Family, Lengths, Line, Rows, always, then, transposed, whole
 
 
 def _every_other(begin: int) -> Change:
@@ -45,12 +48,16 @@ _KEYS, _LENGTHS = mixture(
 )
 
 
+def _is_packed(fields: Fields) -> bool:
+    return bool(fields.object("quantization_config").get("quant_method") == "mxfp4")
+
+
 def _blocks(name: str, part: str, dims: str, change: Change | None, to: str) -> Line:
-    return Line(f"ffn_{name}_exps.weight", _EXPERTS + part, dims, change, to, whole=True, packed=True, optional=True)
+    return Line(f"ffn_{name}_exps.weight", _EXPERTS + part, dims, change, to, whole=True, packed=True, when=_is_packed)
 
 
 def _numbers(name: str, part: str, dims: str, change: Change, to: str) -> Line:
-    return Line(f"ffn_{name}_exps.weight", _EXPERTS + part, dims, change, to, whole=True, optional=True)
+    return replace(_blocks(name, part, dims, change, to), packed=False, when=lambda fields: not _is_packed(fields))
 
 
 GPT_OSS = Family(
@@ -58,10 +65,9 @@ GPT_OSS = Family(
     layer=(
         NORMS[0],
         Line("post_attention_norm", "post_attention_layernorm", "embd"),
-        *QKV,
-        MIXED,
+        *(replace(line, biased=always) for line in (*QKV, MIXED)),
         Line("attn_sinks.weight", "self_attn.sinks", "heads", whole=True),
-        router("mlp.router"),
+        replace(router("mlp.router"), biased=always),
         _blocks("gate", "gate_up_proj", "experts 2*ff_expert embd", _GATE, _ONE),
         _blocks("up", "gate_up_proj", "experts 2*ff_expert embd", _UP, _ONE),
         _blocks("down", "down_proj", "experts embd ff_expert", None, _DOWN_TURNED),

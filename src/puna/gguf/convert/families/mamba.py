@@ -10,6 +10,7 @@ from puna.gguf.convert.families.common import (
     ENDS,
     HEADS,
     LENGTHS,
+    MIXED,
     QKV,
     count,
     n_kv_heads,
@@ -18,7 +19,7 @@ from puna.gguf.convert.families.common import (
     used,
 )
 from puna.gguf.convert.fields import Fields
-from puna.gguf.convert.table import Family, Lengths, Line, Rows, Value, column, decay, positive, squeezed, then, whole
+from puna.gguf.convert.table import Family, Lengths, Line, Rows, Value, column, decay, positive, squeezed, stated, then, whole
 
 
 def _named(shape: Mapping[str, str], part: str, high: int = 1 << 20) -> Value:
@@ -64,9 +65,12 @@ def _by_group(rows: Rows, lengths: Lengths) -> Rows:
     return rows.reshape(lengths["ssm_groups"], lengths["ssm_group"])
 
 
+_PROJECTS_WITH = stated("use_bias", "mamba_proj_bias")
+
+
 def mamba_lines(theirs: str, *, on: str = "") -> tuple[Line, ...]:
     return (
-        Line("ssm_in", f"{theirs}in_proj", "ssm_in embd", on=on),
+        Line("ssm_in", f"{theirs}in_proj", "ssm_in embd", on=on, biased=_PROJECTS_WITH),
         Line(
             "ssm_conv1d",
             f"{theirs}conv1d",
@@ -76,12 +80,13 @@ def mamba_lines(theirs: str, *, on: str = "") -> tuple[Line, ...]:
             on=on,
             exact=True,
             changes_bias=False,
+            biased=stated("use_conv_bias", "mamba_conv_bias", default=True),
         ),
         Line("ssm_dt.bias", f"{theirs}dt_bias", "ssm_heads", on=on, whole=True),
         Line("ssm_a", f"{theirs}A_log", "ssm_heads", then(decay, column), "ssm_heads 1", on=on, whole=True, exact=True),
         Line("ssm_d", f"{theirs}D", "ssm_heads", column, "ssm_heads 1", on=on, whole=True, exact=True),
-        Line("ssm_norm", f"{theirs}norm", "ssm_inner", _by_group, "ssm_groups ssm_group", on=on, exact=True, optional=True),
-        Line("ssm_out", f"{theirs}out_proj", "embd ssm_inner", on=on),
+        Line("ssm_norm", f"{theirs}norm", "ssm_inner", _by_group, "ssm_groups ssm_group", on=on, exact=True),
+        Line("ssm_out", f"{theirs}out_proj", "embd ssm_inner", on=on, biased=_PROJECTS_WITH),
     )
 
 
@@ -162,12 +167,9 @@ _latent = whole("moe_latent_size", high=1 << 20)
 _COMMON = (
     Line("attn_norm", "norm", "embd"),
     *mamba_lines("mixer.", on="mamba"),
-    *(
-        replace(line, theirs=line.theirs.replace("self_attn", "mixer"), on="attention")
-        for line in (*QKV, Line("attn_output", "self_attn.o_proj", "embd mixed"))
-    ),
-    Line("ffn_up", "mixer.up_proj", "ff embd", on="mlp"),
-    Line("ffn_down", "mixer.down_proj", "embd ff", on="mlp"),
+    *(replace(line, theirs=line.theirs.replace("self_attn", "mixer"), on="attention") for line in (*QKV, MIXED)),
+    Line("ffn_up", "mixer.up_proj", "ff embd", on="mlp", biased=stated("mlp_bias")),
+    Line("ffn_down", "mixer.down_proj", "embd ff", on="mlp", biased=stated("mlp_bias")),
 )
 
 NEMOTRON_H = Family(

@@ -23,13 +23,13 @@ from puna.gguf.convert.families.common import (
     used,
 )
 from puna.gguf.convert.rotation import LINEAR, YARN
-from puna.gguf.convert.table import Family, Line, whole
+from puna.gguf.convert.table import Family, Line, always, whole
 
 _EXPECTS = SILU | {"use_sliding_window": (False,), "partial_rotary_factor": (1.0,)}
 
 QWEN2 = Family(
     architecture="qwen2",
-    layer=(*NORMS, *(replace(line, needs_bias=True) for line in QKV), MIXED, *swiglu()),
+    layer=(*NORMS, *(replace(line, biased=always) for line in QKV), MIXED, *swiglu()),
     ends=ENDS,
     keys=KEYS,
     lengths=LENGTHS,
