@@ -60,11 +60,19 @@ TOP_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "uint16": "BF16", "int64": "I64"}
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "uint16": "BF16",
+    "int64": "I64",
+    "int8": "F8_E4M3",
+    "uint8": "U8",
+}
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Arrays of uint16 stand for BF16."""
+    """Arrays of uint16 stand for BF16, of int8 for F8_E4M3."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, values in tensors.items():

@@ -154,7 +154,7 @@ def test_mixtures_of_experts_compute_what_the_checkpoint_defines(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_local_experts": None, "num_experts": None}, "n_experts is 0"),
+        ({"num_local_experts": None, "num_experts": None}, "num_(local_)?experts is missing"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, not from 1 to 8"),
         ({"norm_topk_prob": False}, "whose weights are normalised"),
         ({"mlp_only_layers": [0]}, "experts in every layer"),

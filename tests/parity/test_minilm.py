@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from puna.gguf.convert.bert import convert
 from puna.gguf.convert.checkpoint import Checkpoint
+from puna.gguf.convert.registry import convert
 from puna.tokenizer.tokenizer import Tokenizer
 from tests.minilm import NumpyBert, unpack_checkpoint
 from tests.parity.test_embeddings import Running, cosines, reference

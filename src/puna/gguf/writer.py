@@ -6,7 +6,7 @@ Knows the container only: which keys and tensors a model needs is the caller's b
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,8 @@ ALIGNMENT_KEY = "general.alignment"
 MAX_NAME_BYTES = 63  # ggml keeps names in 64 bytes, the terminator included
 
 Data = bytes | bytearray | memoryview | np.ndarray[Any, Any]
+Later = Callable[[], Data | Iterator[Data]]
+"""Gives a tensor's bytes when they are written, at once or in parts."""
 
 _DTYPES = {
     "float32": TensorType.F32,
@@ -38,7 +40,7 @@ class _Tensor:
     name: str
     shape: tuple[int, ...]  # ggml order
     type: TensorType
-    data: Data | Callable[[], Data]
+    data: Data | Later
     n_bytes: int
 
 
@@ -90,7 +92,7 @@ class GGUFWriter:
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         self.add_raw_tensor(name, tuple(reversed(array.shape)), kind, np.ascontiguousarray(little))
 
-    def add_raw_tensor(self, name: str, shape: Sequence[int], kind: TensorType, data: Data | Callable[[], Data]) -> None:
+    def add_raw_tensor(self, name: str, shape: Sequence[int], kind: TensorType, data: Data | Later) -> None:
         """Add a tensor that is encoded already; a callable is asked for its bytes only when the file is written.
 
         Shapes: *shape* in ggml order, fastest axis first.
@@ -124,9 +126,7 @@ class GGUFWriter:
             return
         file.write(bytes(-len(head) % self.alignment))
         for tensor in self._tensors.values():
-            data = tensor.data() if callable(tensor.data) else tensor.data
-            _check_length(tensor.name, data, tensor.n_bytes)
-            file.write(_bytes_of(data))
+            _write(tensor, file)
             file.write(bytes(-tensor.n_bytes % self.alignment))
 
     def _head(self) -> bytes:
@@ -141,6 +141,19 @@ class GGUFWriter:
             ]
             offset += tensor.n_bytes + -tensor.n_bytes % self.alignment
         return b"".join(parts)
+
+
+def _write(tensor: _Tensor, file: BinaryIO) -> None:
+    data = tensor.data() if callable(tensor.data) else tensor.data
+    if not isinstance(data, Iterator):
+        _check_length(tensor.name, data, tensor.n_bytes)
+        file.write(_bytes_of(data))
+        return
+    written = 0
+    for part in data:
+        written += file.write(_bytes_of(part))
+    if written != tensor.n_bytes:
+        raise ValueError(f"tensor {tensor.name!r} needs {tensor.n_bytes} bytes, not {written}")
 
 
 def _bytes_of(data: Data) -> memoryview:

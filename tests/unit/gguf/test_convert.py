@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna.errors import FileFormatError, UnsupportedModel
-from puna.gguf.convert.bert import convert as convert_bert
 from puna.gguf.convert.checkpoint import Checkpoint
+from puna.gguf.convert.registry import convert as convert_registry
 from puna.gguf.convert.safetensors import SafetensorsFile
 from puna.gguf.reader import GGUFFile
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##re", "[", "##"]
 CONFIG: dict[str, Any] = {
+    "architectures": ["BertModel"],
     "model_type": "bert",
     "hidden_size": 8,
     "num_hidden_layers": 1,
@@ -42,7 +43,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray[Any, Any]], dtyp
 
 
 def convert(folder: Path, target: Path) -> None:
-    convert_bert(Checkpoint.of_folder(folder), target)
+    convert_registry(Checkpoint.of_folder(folder), target)
 
 
 def tensors(prefix: str = "") -> dict[str, np.ndarray[Any, Any]]:
@@ -125,7 +126,11 @@ def test_pooling(tmp_path: Path, pooling: dict[str, Any], number: int) -> None:
     ("files", "error", "says"),
     [
         ({"config.json": "{"}, FileFormatError, "config.json"),
-        ({"config.json": json.dumps(CONFIG | {"hidden_act": "relu"})}, UnsupportedModel, "bert, relu, absolute"),
+        (
+            {"config.json": json.dumps(CONFIG | {"hidden_act": "relu"})},
+            UnsupportedModel,
+            "hidden_act is relu; a bert can only be converted with gelu or gelu_new",
+        ),
         ({"config.json": json.dumps(CONFIG | {"model_type": "roberta"})}, UnsupportedModel, "roberta"),
         ({"1_Pooling/config.json": json.dumps(MEAN | {"pooling_mode_cls_token": True})}, UnsupportedModel, "exactly one"),
         ({"modules.json": "[]"}, UnsupportedModel, "names no pooling"),
@@ -162,7 +167,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         (entry(shape=[1 << 40, 1 << 40]), "needs"),
         (entry(shape=[-1, -2]), "impossible shape"),
         (entry(shape=[2] * 9), "impossible shape"),
-        (entry(dtype="F8_E4M3"), "type F8_E4M3"),
+        (entry(dtype="F6_E2M3"), "type F6_E2M3"),
         (entry(data_offsets="x"), "header is not"),
         (entry() | {"b": {"dtype": "F16", "shape": [2], "data_offsets": [4, 8]}}, "tensors a and b overlap"),
         ({"a": 1}, "header is not"),

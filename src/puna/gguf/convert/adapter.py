@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert.checkpoint import Checkpoint, Tensors
-from puna.gguf.convert.llama import FAMILIES, MATRICES, interleaved
-from puna.gguf.convert.numbers import MAX_NUMBER
+from puna.gguf.convert.families.common import MATRICES
+from puna.gguf.convert.fields import MAX_NUMBER
+from puna.gguf.convert.table import paired
 from puna.gguf.lora import TABLE
 from puna.gguf.reader import GGUFFile
 from puna.gguf.types import ValueType
@@ -27,7 +28,7 @@ Floats = npt.NDArray[np.float32]
 CONFIG = "adapter_config.json"
 # Architectures whose checkpoints name the matrices of a layer as Llama's do.
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
-_INTERLEAVED = {family.architecture for family in FAMILIES.values() if family.interleaves}
+_PAIRED = ("llama",)  # whose rotation turns neighbouring rows, where checkpoints keep the halves of a head apart
 
 _OURS = {theirs: ours for ours, theirs in MATRICES.items()}
 _LAYER = re.compile(r"model\.layers\.(\d{1,4})\.([a-z_.]+)\.lora_([AB])(?:\.default)?\.weight")
@@ -108,12 +109,12 @@ def _oriented(model: GGUFFile, weight: str, part: str, values: Floats) -> Floats
     if weight == TABLE:
         return values.T if part == "A" else values
     kind = weight.split(".")[-2]
-    if part == "A" or model.architecture not in _INTERLEAVED or kind not in ("attn_q", "attn_k"):
+    if part == "A" or model.architecture not in _PAIRED or kind not in ("attn_q", "attn_k"):
         return values
     n_heads = _n_heads(model, "attention.head_count" if kind == "attn_q" else "attention.head_count_kv")
     if n_heads < 1 or len(values) % (2 * n_heads):
         raise FileFormatError(f"the adapter's change of {weight} has {len(values)} rows, which are no {n_heads} heads")
-    return interleaved(n_heads, values)
+    return paired(n_heads, values)
 
 
 def _n_heads(model: GGUFFile, key: str) -> int:

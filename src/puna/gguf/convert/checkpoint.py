@@ -5,11 +5,13 @@ The files may lie anywhere: a folder, or a store where names say nothing. Messag
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -19,6 +21,10 @@ from puna.gguf.convert.safetensors import SafetensorsFile, StoredTensor
 T = TypeVar("T")
 
 MAX_TEXT_BYTES = 64 << 20
+MAX_TENSORS = 1 << 20  # of all files together
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 OnBytes = Callable[[int, int], None]
 """Called with bytes written and in all; may raise to stop the conversion."""
@@ -26,6 +32,10 @@ OnBytes = Callable[[int, int], None]
 
 def ignore(done: int, total: int) -> None:
     """Report to nobody."""
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
 
 
 class Checkpoint:
@@ -64,9 +74,59 @@ class Checkpoint:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise FileFormatError(f"{name}: {error}") from error
 
+    def config(self) -> dict[str, Any]:
+        """Of config.json all fields; published files have numbers that are infinite, which JSON has no word for.
+
+        Errors: FileFormatError.
+        """
+        try:
+            found = json.loads(self.read("config.json"))
+        except (ValueError, RecursionError) as error:
+            raise FileFormatError(f"config.json: {error}") from error
+        if not isinstance(found, dict):
+            raise FileFormatError("config.json: not an object")
+        return found
+
     def tensors(self) -> Tensors:
-        """Errors: FileFormatError when there are none, or one is damaged or appears twice."""
-        return Tensors({name: path for name, path in self.files.items() if name.endswith(".safetensors") and "/" not in name})
+        """Those of the files that make the model: what is published beside them in another form is left alone.
+
+        Errors: FileFormatError when there are none, one is damaged or appears twice, or a file of several is missing.
+        """
+        there = {name: path for name, path in self.files.items() if name.endswith(".safetensors") and "/" not in name}
+        if _INDEX in self.files:
+            return self._indexed(there)
+        names = [_WHOLE] if _WHOLE in there else _shards(there) or list(there)
+        return Tensors({name: there[name] for name in names})
+
+    def _indexed(self, there: Mapping[str, Path]) -> Tensors:
+        index = self.decoded(_INDEX, _Index).weight_map
+        shards = sorted(set(index.values()))
+        for shard in shards:
+            if shard not in there:
+                raise FileFormatError(f"{_INDEX} names the file {shard[:200]}, which the checkpoint does not have")
+        tensors = Tensors({shard: there[shard] for shard in shards})
+        try:
+            for name, shard in index.items():
+                if name not in tensors or tensors.home(name).name != shard:
+                    raise FileFormatError(f"{shard}: there is no tensor {name[:200]}, which {_INDEX} says is in it")
+        except FileFormatError:
+            tensors.close()
+            raise
+        return tensors
+
+
+def _shards(there: Mapping[str, Path]) -> list[str]:
+    """The files that are numbered parts of one model.
+
+    Errors: FileFormatError naming one that is missing.
+    """
+    found = [name for name in there if _SHARD.fullmatch(name)]
+    for name in found:
+        stem, _, count = _SHARD.fullmatch(name).groups()  # type: ignore[union-attr]  # it matched above
+        missing = [n for n in range(1, int(count) + 1) if f"{stem}-{n:05}-of-{count}.safetensors" not in there]
+        if missing:
+            raise FileFormatError(f"the checkpoint has {name}, but not {stem}-{missing[0]:05}-of-{count}.safetensors")
+    return found
 
 
 class Tensors:
@@ -82,6 +142,8 @@ class Tensors:
                     if tensor in self._homes:
                         raise FileFormatError(f"tensor {tensor[:200]} is in {self._homes[tensor].name} and in {name}")
                     self._homes[tensor] = file
+                if len(self._homes) > MAX_TENSORS:
+                    raise FileFormatError(f"{name}: with this file there are more than {MAX_TENSORS} tensors")
         except BaseException:
             self._stack.close()
             raise
@@ -102,7 +164,7 @@ class Tensors:
         """
         file = self._homes.get(name)
         if file is None:
-            raise FileFormatError(f"there is no tensor {name} in {self._names()}")
+            raise FileFormatError(f"there is no tensor {name[:200]} in {self._names()}")
         return file
 
     def stored(self, name: str) -> StoredTensor:

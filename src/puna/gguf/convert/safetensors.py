@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from puna.errors import FileFormatError
 
-MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
+MAX_HEADER_BYTES = 32 << 20  # some 200000 tensors: published files have a few thousand
 MAX_DIMENSIONS = 8
 FLOATS = ("F64", "F32", "F16", "BF16")
+EIGHT_BITS = ("F8_E4M3", "F8_E8M0", "U8")  # numbers that mean something only beside others
 _DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -37,13 +38,17 @@ _DTYPES = {
     "U16": "<u2",
     "U8": "u1",
     "BOOL": "u1",
+    "F8_E4M3": "u1",
+    "F8_E8M0": "u1",
 }
 
 
 class _Entry(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
+    """Without a type it is the file's metadata, whose texts are never kept."""
+
+    dtype: str = ""
+    shape: list[int] = []
+    data_offsets: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,13 @@ class SafetensorsFile:
         return stored
 
     def raw(self, name: str) -> npt.NDArray[Any]:
-        """A copy of the stored numbers; those of type BF16 as uint16.
+        """A copy of the stored numbers; those of type BF16 as uint16, of 8 bits as uint8.
 
         Errors: as check_floats.
         """
-        stored = self.check_floats(name)
+        stored = self.tensors.get(name)
+        if stored is None or stored.dtype not in EIGHT_BITS:
+            stored = self.check_floats(name)
         content = self._map[stored.begin : stored.begin + stored.n_bytes]
         return np.frombuffer(content, _DTYPES[stored.dtype]).reshape(stored.shape)
 
@@ -91,6 +98,7 @@ class SafetensorsFile:
 
         Errors: as check_floats.
         """
+        self.check_floats(name)
         raw = self.raw(name)
         if self.tensors[name].dtype == "BF16":  # the upper half of a float32
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
@@ -117,11 +125,11 @@ def _read_header(name: str, length: bytes, size: int) -> int:
 
 def _parse(file: str, header: bytes) -> dict[str, _Entry]:
     try:
-        entries = msgspec.json.decode(header, type=dict[str, Any])
-        entries.pop("__metadata__", None)
-        return msgspec.convert(entries, dict[str, _Entry])
+        entries = msgspec.json.decode(header, type=dict[str, _Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{file}: the header is not what a safetensors file has: {error}") from error
+    entries.pop("__metadata__", None)
+    return entries
 
 
 def _check(file: str, entries: dict[str, _Entry], data: int, size: int) -> dict[str, StoredTensor]:

@@ -1,0 +1,183 @@
+"""A checkpoint to a GGUF file, by the table of its family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from puna.errors import UnsupportedModel
+from puna.gguf.convert import vocabulary
+from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, Tensors, ignore
+from puna.gguf.convert.encodings import Quantisation, Rows, Weights
+from puna.gguf.convert.fields import Fields
+from puna.gguf.convert.output import FILE_TYPE_MXFP4, Change, Output, Piece, file_type, unchanged
+from puna.gguf.convert.table import Family, Lengths, Line
+from puna.gguf.types import ValueType
+from puna.gguf.writer import GGUFWriter
+
+_UNUSED = (r".*rotary_emb\.inv_freq", r".*\.attn\.(bias|masked_bias)")  # made anew from the configuration
+
+
+def convert(family: Family, checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> None:
+    """Write *target* from a checkpoint.
+
+    Errors: FileFormatError naming file and tensor; UnsupportedModel for what has no counterpart in GGUF.
+    """
+    stated = checkpoint.config()
+    fields = Fields.of_text(stated, family.defaults)
+    _check(family, fields)
+    quantisation = Quantisation.read(stated)
+    with checkpoint.tensors() as tensors:
+        root = _root(family, tensors)
+        table = root + family.table
+        n_tokens = vocabulary.n_embeddings(tensors, table, family.lengths["embd"](fields))
+        words = family.words(checkpoint, n_tokens, fields.values)
+        writer = GGUFWriter(family.architecture)
+        kind = FILE_TYPE_MXFP4 if quantisation.is_mxfp4 else file_type(tensors, table)
+        writer.add("general.file_type", kind, ValueType.UINT32)
+        keys = {"vocab_size": lambda _: n_tokens, **family.keys}
+        values = {key: value(fields) for key, value in keys.items()}
+        for key, value in {**values, **family.beside(checkpoint), **family.rope(fields)}.items():
+            if value is not None:
+                writer.add(f"{family.architecture}.{key}", value)
+        words.add_to(writer)
+        layout = _Layout(family, fields, tensors, root, {"vocab": n_tokens})
+        weights = Weights(tensors, quantisation)
+        output = Output(writer, weights)
+        for part in layout.parts():
+            _add(output, part)
+        for name, rows in family.made(fields).items():
+            writer.add_tensor(name, rows)
+        layout.check_all_used(weights.used)
+        output.write(target, on_bytes)
+
+
+def _check(family: Family, fields: Fields) -> None:
+    for name, allowed in family.expects.items():
+        found = fields.get(name)
+        if found is not None and found not in allowed:
+            wanted = f"with {' or '.join(str(value)[:100] for value in allowed)}" if allowed else "without it"
+            raise UnsupportedModel(
+                f"{fields.file}: {name} is {str(found)[:100]}; a {family.architecture} can only be converted {wanted}"
+            )
+    family.check(fields)
+
+
+def _root(family: Family, tensors: Tensors) -> str:
+    """Where in the names of the checkpoint the text part is.
+
+    Errors: FileFormatError when nowhere; it names the tensor as most checkpoints have it.
+    """
+    found = next((root for root in family.roots if root + family.table in tensors), family.roots[0])
+    tensors.home(found + family.table)
+    return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A line of the table for one layer."""
+
+    line: Line
+    ours: str
+    sources: tuple[str, ...]
+    lengths: Lengths
+    bias: str = ""  # the tensor's beside the first source
+
+
+class _Layout:
+    def __init__(self, family: Family, fields: Fields, tensors: Tensors, root: str, known: Lengths) -> None:
+        self.family, self.fields, self.tensors, self.root = family, fields, tensors, root
+        self.n_layers: int = family.n_layers(fields)
+        self.lengths = {**{name: value(fields) for name, value in family.lengths.items()}, **known}
+
+    def parts(self) -> Iterator[_Part]:
+        for line in self.family.ends:
+            if line.when is None or line.when(self.fields):
+                yield self._part(line, "", self._top(line.theirs), self.lengths)
+        lines = [line for line in self.family.layer if line.when is None or line.when(self.fields)]
+        for i in range(self.n_layers):
+            kinds: Set[str] = self.family.kinds(self.fields, i)
+            lengths = {**self.lengths, **self.family.layer_lengths(self.fields, i)}
+            prefix = self.root + self.family.layers.format(i=i)
+            for line in lines:
+                if not line.on or line.on in kinds:
+                    yield self._part(line, f"blk.{i}.", prefix + line.theirs, lengths)
+
+    def _top(self, theirs: str) -> str:
+        """A head stands beside the text part in some checkpoints, with its own name's beginning in others."""
+        if not theirs.startswith("/"):
+            return self.root + theirs
+        name = theirs[1:]
+        roots = ("", self.root.removesuffix("model."), self.root)
+        return next((root + name for root in roots if f"{root}{name}.weight" in self.tensors), name)
+
+    def _part(self, line: Line, ours: str, theirs: str, lengths: Lengths) -> _Part:
+        n_experts = lengths.get("experts", 0)
+        suffix = "" if line.whole else ".weight"
+        names = tuple(theirs.replace("{e}", str(e)) for e in range(n_experts)) if "{e}" in theirs else (theirs,)
+        bias = "" if line.whole else f"{names[0]}.bias"
+        has_bias = bool(bias) and (bias in self.tensors or (line.biased is not None and line.biased(self.fields)))
+        return _Part(line, ours + line.ours + suffix, tuple(name + suffix for name in names), lengths, bias if has_bias else "")
+
+    def check_all_used(self, used: Set[str]) -> None:
+        """Errors: UnsupportedModel naming a tensor of the checkpoint that has no place in the file."""
+        unused = re.compile("|".join((*_UNUSED, *self.family.unused, *self._beyond())))
+        # A head that is tied may be stored as well.
+        heads = {f"{root}lm_head.weight" for root in ("", self.root.removesuffix("model."), self.root)}
+        for name in self.tensors:
+            if name not in used and name not in heads and not unused.fullmatch(name):
+                raise UnsupportedModel(
+                    f"{self.tensors.home(name).name}: tensor {name[:200]} has no place in a {self.family.architecture} of "
+                    f"{self.n_layers} layers"
+                )
+
+    def _beyond(self) -> Iterator[str]:
+        if self.family.beyond:
+            n_guessing = self.fields.whole("num_nextn_predict_layers", default=0, low=0, high=64)
+            for i in range(self.n_layers, self.n_layers + n_guessing):
+                yield re.escape(self.root + self.family.layers.format(i=i)) + ".*"
+
+
+def _add(output: Output, part: _Part) -> None:
+    line, lengths = part.line, part.lengths
+    shape = _shape(line.dims, lengths)
+    result = _shape(line.to or line.dims, lengths)
+    change = _bound(line, lengths)
+    if line.packed:
+        output.add_blocks(part.ours, part.sources[0], shape, result, change)
+        return
+    is_stack = "{e}" in line.theirs
+    output.add(
+        Piece(part.ours, part.sources, shape, result, change, is_stack=is_stack, is_exact=line.exact, computes=line.computes)
+    )
+    if part.bias:
+        ours = part.ours.removesuffix(".weight") + ".bias"
+        moved = change if line.changes_bias else unchanged
+        output.add(Piece(ours, [part.bias], shape[:1], result[:1], moved))
+
+
+def _bound(line: Line, lengths: Lengths) -> Change:
+    change = line.change
+    if change is None:
+        return unchanged
+
+    def bound(rows: Rows) -> Rows:
+        return change(rows, lengths)
+
+    return bound
+
+
+def _shape(dims: str, lengths: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(prod(int(part) if part.isdigit() else lengths[part] for part in axis.split("*")) for axis in dims.split())
+
+
+def described(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
+    """The class that config.json names, and all of it."""
+    stated = checkpoint.config()
+    names = stated.get("architectures")
+    name = names[0] if isinstance(names, list) and names else stated.get("model_type", "")
+    return str(name), stated

@@ -1,0 +1,165 @@
+"""Of every family: nothing of a checkpoint may be missing, nor left over, and what GGUF takes for granted must hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from puna.errors import FileFormatError, UnsupportedModel
+from puna.gguf.convert.checkpoint import Checkpoint
+from puna.gguf.convert.registry import FAMILIES, convert
+from puna.gguf.reader import GGUFFile
+from tests.checkpoints.cases import CASES
+from tests.checkpoints.folder import tensors, write_case
+from tests.hf import write_safetensors
+from tests.thorough import first
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+def converted(folder: Path) -> Path:
+    convert(Checkpoint.of_folder(folder), folder / "out.gguf")
+    return folder / "out.gguf"
+
+
+def one_of_each(names: Iterator[str]) -> dict[str, str]:
+    """A tensor of each kind: layers and experts are alike."""
+    return {re.sub(r"\d+", "N", name): name for name in names}
+
+
+@pytest.mark.parametrize("name", first(24, CASES))
+def test_every_tensor_is_needed(name: str, tmp_path: Path) -> None:
+    write_case(tmp_path, name)
+    source = tensors(name)
+    converted(tmp_path)
+    for gone in one_of_each(iter(source)).values():
+        if gone.endswith("activation_scale"):
+            continue  # how a device may round; no weight
+        write_safetensors(tmp_path / "model.safetensors", {key: values for key, values in source.items() if key != gone})
+        with pytest.raises((FileFormatError, UnsupportedModel), match=re.escape(gone)):
+            converted(tmp_path)
+
+
+@pytest.mark.parametrize("name", first(8, CASES))
+def test_every_tensor_has_its_shape(name: str, tmp_path: Path) -> None:
+    write_case(tmp_path, name)
+    source = tensors(name)
+    for grown in one_of_each(iter(source)).values():
+        if grown.endswith("activation_scale"):
+            continue
+        values = source[grown]
+        larger = np.concatenate([values, values], -1) if values.ndim else np.stack([values, values])
+        write_safetensors(tmp_path / "model.safetensors", {**source, grown: larger})
+        # A table may be longer or shorter than others say; then one of those is named.
+        with pytest.raises((FileFormatError, UnsupportedModel), match="shape"):
+            converted(tmp_path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_tensor_is_left_over(name: str, tmp_path: Path) -> None:
+    write_case(tmp_path, name)
+    source = tensors(name)
+    inner = next(key for key in source if re.search(r"layers\.0\.", key))
+    for more in (re.sub(r"0\..*", "0.self_attn.gate_of_a_new_kind.weight", inner), re.sub(r"\.0\.", ".77.", inner), "new.weight"):
+        write_safetensors(tmp_path / "model.safetensors", {**source, more: np.zeros((2, 2), np.float16)})
+        with pytest.raises(UnsupportedModel, match=f"{re.escape(more)} has no place in a"):
+            converted(tmp_path)
+
+
+TURNED: dict[str, tuple[dict[str, Any], str]] = {  # fields, and what is said of them
+    "llama": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "mixtral": ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, not from 1 to 8"),
+    "mistral3-yarn": ({"sliding_window": 128}, "sliding_window"),
+    "phi3": ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rotation of type 'linear'"),
+    "gemma": ({"hidden_activation": "silu"}, "hidden_activation"),
+    "gemma2": ({"attn_logit_softcapping": None}, "attn_logit_softcapping is missing"),
+    "gemma3": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+    "gemma4": ({"layer_types": ["chunked_attention"] * 12}, "layer_types"),
+    "qwen2": ({"use_sliding_window": True}, "use_sliding_window"),
+    "qwen2moe": ({"norm_topk_prob": True}, "weights are not normalised"),
+    "qwen3moe": ({"decoder_sparse_step": 2}, "experts in every layer"),
+    "qwen3next": ({"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+    "qwen35": ({"linear_value_head_dim": 8}, "equally wide keys and values"),
+    "gpt-oss": ({"swiglu_limit": 5.0}, "swiglu_limit"),
+    "olmo2": ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rotation of type 'llama3'"),
+    "olmo3": ({"layer_types": ["full_attention"] * 4}, "not a list of 5"),
+    "granite": ({"position_embedding_type": "alibi"}, "position_embedding_type"),
+    "granitemoe": ({"position_embedding_type": "nope"}, "position_embedding_type"),
+    "granite-hybrid": ({"layer_types": ["mamba", "attention", "rwkv"]}, "layer_types"),
+    "command-r": ({"use_parallel_block": False}, "use_parallel_block"),
+    "cohere2": ({"use_qk_norm": True}, "use_qk_norm"),
+    "llama4": ({"no_rope_layers": [1, 1, 1, 1, 1]}, "no_rope_layers"),
+    "glm4": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotation of type 'yarn'"),
+    "glm4moe": ({"first_k_dense_replace": 4}, "first_k_dense_replace is 4, not from 0 to 3"),
+    "glm4moelite": ({"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
+    "lfm2": ({"conv_bias": True}, "conv_bias"),
+    "lfm2moe": ({"norm_topk_prob": False}, "norm_topk_prob"),
+    "deepseek2": ({"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}, "topk_method"),
+    "deepseek3": ({"scoring_func": "softmax"}, "scoring_func"),
+    "deepseek3-yarn": (
+        {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 0.7}},
+        "YaRN with a magnitude",
+    ),
+    "starcoder2": ({"norm_type": "rms_norm"}, "norm_type"),
+    "falcon-h1": ({"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+    "nemotron-h": ({"hybrid_override_pattern": "M-*X-M"}, "hybrid_override_pattern"),
+    "nemotron-h-experts": ({"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+    "mamba2": ({"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
+    "nomic-bert": ({"activation_function": "gelu"}, "activation_function"),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_what_gguf_takes_for_granted_must_hold(name: str, tmp_path: Path) -> None:
+    changes, says = TURNED[name]
+    write_case(tmp_path, name, **changes)
+    with pytest.raises((FileFormatError, UnsupportedModel), match=f"config.json: .*{says}"):
+        converted(tmp_path)
+
+
+def test_every_class_is_tried_or_another_spelling_of_one() -> None:
+    """Classes that also see or hear have the same text part below another name."""
+    tried = {case.model for case in CASES.values()} | {"BertModel", "BertForMaskedLM"}
+    assert {FAMILIES[name] for name in FAMILIES if name not in tried} <= {FAMILIES[name] for name in tried} | {
+        "gemma:GEMMA3_SEEING"
+    }
+
+
+SEEING = {  # the class, the case of its text part, where that stands, and where the head does
+    "Gemma3ForConditionalGeneration": ("gemma3", "language_model.model.", "", "vision_tower.vision_model.post_layernorm.weight"),
+    "Gemma4ForConditionalGeneration": ("gemma4", "model.language_model.", "", "model.audio_tower.layers.0.norm.weight"),
+    "Llama4ForConditionalGeneration": ("llama4", "language_model.model.", "language_model.", "vision_model.class_embedding"),
+    "Mistral3ForConditionalGeneration": (
+        "mistral3-yarn",
+        "language_model.model.",
+        "language_model.",
+        "vision_tower.ln_pre.weight",
+    ),
+    "Qwen3_5ForConditionalGeneration": ("qwen35", "model.language_model.", "", "model.visual.merger.norm.weight"),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen35moe", "model.language_model.", "", "mtp.layers.0.input_layernorm.weight"),
+}
+
+
+@pytest.mark.parametrize("model", SEEING)
+def test_what_reads_of_a_model_that_sees_is_the_same(model: str, tmp_path: Path) -> None:
+    name, root, head, other = SEEING[model]
+    plain = converted(write_case(tmp_path / "text", name))
+    write_case(tmp_path / "both", name)
+    named = {
+        root + key.removeprefix("model.") if key.startswith("model.") else head + key: values
+        for key, values in tensors(name).items()
+    }
+    write_safetensors(tmp_path / "both" / "model.safetensors", {**named, other: np.zeros(4, np.float16)})
+    inner = {key: value for key, value in CASES[name].config.items() if key not in ("architectures", "tie_word_embeddings")}
+    outer = {"architectures": [model], "text_config": inner, "tie_word_embeddings": CASES[name].config["tie_word_embeddings"]}
+    (tmp_path / "both" / "config.json").write_text(json.dumps(outer))
+    with GGUFFile.open(plain) as first, GGUFFile.open(converted(tmp_path / "both")) as second:
+        assert dict(first.metadata.items()) == dict(second.metadata.items())
+        assert {key: first.tensor_data(key) for key in first.tensors} == {key: second.tensor_data(key) for key in second.tensors}

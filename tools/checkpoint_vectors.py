@@ -1,0 +1,86 @@
+"""Writes what tests/checkpoints expects: logits that the authors' program (transformers, with torch) computes.
+
+Run it where both are installed, which tests need neither of: ``python tools/checkpoint_vectors.py [name ...]``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.checkpoints.cases import CASES, ROWS, STRIDE, TOKENS, Case  # noqa: E402  # after the path that leads there
+from tests.checkpoints.weights import in_few_bits, random_weights  # noqa: E402
+
+
+def main(names: list[str]) -> None:
+    target = ROOT / "tests" / "checkpoints" / "vectors"
+    target.mkdir(exist_ok=True)
+    for name in names or CASES:
+        found = vectors(CASES[name])
+        (target / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
+        spread = np.std(found["logits"])
+        print(f"{name}: {len(found['shapes'])} tensors, logits of size {spread:.3}")
+
+
+def vectors(case: Case) -> dict[str, Any]:
+    """The shapes of all tensors, by the names that the program publishes them under, and rows of logits; of an encoder the
+    vector of the whole text.
+    """
+    torch, transformers, safetensors = (import_module(name) for name in ("torch", "transformers", "safetensors.numpy"))
+    cls = getattr(transformers, case.model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stated = {key: value for key, value in case.config.items() if key != "quantization_config"}
+        (folder / "config.json").write_text(json.dumps(stated))
+        config = cls.config_class.from_pretrained(folder)
+        cls(config).save_pretrained(folder / "made")
+        made = safetensors.load_file(folder / "made" / "model.safetensors")
+        shapes = {tensor: list(values.shape) for tensor, values in sorted(made.items())}
+        weights = random_weights(shapes, less_one=case.less_one, short_queries=case.short_queries)
+        weights = {name: few_bits(case, name, values, torch) for name, values in weights.items()}
+        safetensors.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        model, report = cls.from_pretrained(folder, output_loading_info=True, **options)
+        missing = {key: value for key, value in report.items() if value}
+        if missing:
+            raise SystemExit(f"{case.model}: not loaded as it was written: {missing}")
+        with torch.no_grad():
+            output = model.eval()(torch.tensor([TOKENS]))
+        if hasattr(output, "logits"):
+            rows = output.logits[0].numpy()[ROWS]
+        else:  # an encoder, pooled by the mean
+            rows = output.last_hidden_state[0].numpy().mean(0, keepdims=True)
+    return {"shapes": shapes, "logits": [[float(f"{value:.6g}") for value in row[::STRIDE]] for row in rows]}
+
+
+def few_bits(case: Case, name: str, values: Any, torch: Any) -> Any:
+    """The numbers that what is published in few bits stands for, by the library's own decoders."""
+    parts = in_few_bits(case, name, values)
+    if f"{name}_blocks" in parts:
+        decode = import_module("transformers.integrations.mxfp4").convert_moe_packed_tensors
+        blocks, scales = (torch.tensor(parts[f"{name}_{part}"]) for part in ("blocks", "scales"))
+        return decode(blocks, scales, dtype=torch.float32).contiguous().numpy()
+    if name in parts:
+        scale = next(part for key, part in parts.items() if key.startswith(f"{name}_scale"))
+        numbers = torch.tensor(parts[name]).view(torch.float8_e4m3fn).to(torch.float32)
+        spread = torch.tensor(scale.reshape(scale.shape or (1, 1)))
+        height, width = case.config["quantization_config"].get("weight_block_size") or (
+            -(-numbers.shape[0] // spread.shape[0]),
+            numbers.shape[1],
+        )
+        spread = spread.repeat_interleave(height, 0).repeat_interleave(width, 1)[: numbers.shape[0], : numbers.shape[1]]
+        return (numbers * spread).contiguous().numpy()
+    return values
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
