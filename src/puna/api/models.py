@@ -67,6 +67,7 @@ class CreateRequest(NamedRequest):
     remote_host: str = ""
     info: dict[str, Any] = Field(default_factory=dict)
     draft_files: dict[str, str] = Field(default_factory=dict)
+    draft_quantize: str = ""
     stream: bool = True
 
     @property

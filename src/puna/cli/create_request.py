@@ -47,10 +47,8 @@ def read(file: str) -> tuple[Modelfile, Path]:
     return modelfiles.parse("FROM ."), Path.cwd()
 
 
-def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], Files, Files]:
-    """The request without its files, the files of the model, and those of its adapters."""
-    if parsed.last("draft"):
-        raise BadRequest("DRAFT is not supported yet")
+def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], Files, Files, Files]:
+    """The request without its files, the files of the model, those of its adapters, and those of its draft."""
     files: Files = {}
     names = []
     for value in parsed.values("from"):
@@ -62,10 +60,9 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
         raise BadRequest(f"FROM {names[0]}: no such file, and a model cannot be combined with files")
     adapters: Files = {}
     for value in parsed.values("adapter"):
-        path = _existing(value, folder)
-        if path is None:
-            raise NotFound(f"ADAPTER {value}: no such file")
-        adapters |= _beside(_files_at(path), adapters)
+        adapters |= _beside(_files_of("ADAPTER", value, folder), adapters)
+    draft = parsed.last("draft")
+    drafts = _files_of("DRAFT", draft, folder) if draft else {}
     fields: dict[str, Any] = {
         "from": names[-1] if names else "",
         "template": parsed.last("template"),
@@ -78,7 +75,15 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
         "messages": parsed.messages,
     }
     request = {"model": model, **{key: value for key, value in fields.items() if value}}
-    return request, files, adapters
+    return request, files, adapters, drafts
+
+
+def _files_of(keyword: str, value: str, folder: Path) -> Files:
+    """What an instruction names that takes no model's name."""
+    path = _existing(value, folder)
+    if path is None:
+        raise NotFound(f"{keyword} {value}: no such file")
+    return _files_at(path)
 
 
 def _beside(files: Files, others: Files) -> Files:

@@ -377,6 +377,8 @@ class ModelFolder:
                 fields = {"projector_paths": (*model.projector_paths, path)}
             case "adapter":
                 fields = {"adapter_paths": (*model.adapter_paths, path)}
+            case "draft":
+                fields = {"draft_path": path}
             case "template" | "prompt":
                 fields = {"template": self._text(digest)}
             case "system":

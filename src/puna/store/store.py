@@ -57,7 +57,7 @@ class Store(ModelFolder):
         name = Name.parse(text)
         with storing(self.root), self.work() as work:
             model = create(self, work, name, recipe, report, fetch=lambda base: self.pull(base, report))
-        self.take_back([*(recipe.files or {}).values(), *recipe.adapters.values()])
+        self.take_back([*(recipe.files or {}).values(), *recipe.adapters.values(), *recipe.drafts.values()])
         return model
 
     def pull(self, reference: str, report: Report = silent, *, name: str = "", insecure: bool = False) -> StoredModel:

@@ -177,12 +177,12 @@ def _check_template(text: str) -> None:
 def _recipe(body: CreateRequest) -> Recipe:
     if body.remote_host:
         raise BadRequest("remote models are not supported")
-    if body.draft_files:
-        raise BadRequest("draft models are not supported yet")
     return Recipe(
         base=body.base,
         files=body.files,
         adapters=body.adapters,
+        drafts=body.draft_files,
+        draft_quantize=body.draft_quantize,
         template=body.template,
         system=body.system,
         licenses=body.licenses,
