@@ -45,6 +45,12 @@ class PushRequest(NamedRequest):
     stream: bool = True
 
 
+class TakeRequest(Request):
+    """Puna's own: a file where it lies, in place of an upload."""
+
+    file: str = ""
+
+
 class CopyRequest(Request):
     source: str = ""
     destination: str = ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from puna.api.client import Client
 from puna.cli.progress import Display
-from puna.errors import BadRequest, NotFound
+from puna.errors import BadRequest, NotFound, PunaError
 from puna.store.disk.blobs import short
 from puna.store.disk.files import read_limited
 from puna.store.models import modelfile as modelfiles
@@ -132,11 +132,26 @@ def _files_at(path: Path) -> Files:
 
 def _upload(client: Client, path: Path, shown: Display) -> str:
     total = path.stat().st_size
+    if client.is_here and (taken := _taken(client, path, shown)):
+        return taken
     digest = _digest(path, total, shown)
     if not client.has_blob(digest):
         status = f"copying file {short(digest)}"
         shown.update(status, 0, total)
         client.upload_blob(digest, path, lambda n_sent: shown.update(status, n_sent, total))
+    return digest
+
+
+def _taken(client: Client, path: Path, shown: Display) -> str:
+    """The digest of a file that the server took where it lies; empty where it does not, and has to be sent it."""
+    digest = ""
+    try:
+        for event in client.take_file(path):
+            digest = str(event.get("digest", ""))
+            if total := int(event.get("total") or 0):
+                shown.update(str(event.get("status", "")), int(event.get("completed") or 0), total)
+    except PunaError:  # it may run elsewhere in truth, or may not read what is ours, or is another program
+        return ""
     return digest
 
 
