@@ -176,7 +176,14 @@ def test_show_of_a_file(http: httpx.Client, gguf: Path) -> None:
         ("POST", "/api/create", {"model": "x", "files": {"/x.gguf": ZEROS}}, 400, "file path must be relative"),
         ("POST", "/api/create", {"model": "x", "files": {"x.gguf": "sha256:../x"}}, 400, "invalid digest format"),
         ("POST", "/api/create", {"model": "x", "from": "y", "template": "{{ if }}"}, 400, None),
-        ("POST", "/api/create", {"model": "x", "from": "y", "draft_files": {"a": ZEROS}}, 400, None),
+        ("POST", "/api/create", {"model": "x", "from": "y", "draft_files": {"/a": ZEROS}}, 400, "file path must be relative"),
+        (
+            "POST",
+            "/api/create",
+            {"model": "x", "from": "y", "draft_quantize": "q8_0"},
+            400,
+            "--draft-quantize requires a DRAFT model",
+        ),
         ("POST", "/api/create", {"model": "x", "from": "y", "remote_host": "h"}, 400, None),
         ("POST", "/api/create", {"model": "x", "from": "y", "parameters": {"top_k": "3"}}, 500, None),
         ("POST", "/api/create", {"model": "x", "from": "y", "quantize": "Q7"}, 500, None),
@@ -236,6 +243,57 @@ def test_an_interrupted_upload_keeps_nothing(url: str, store: Store) -> None:
         connection.sendall(head.encode() + b"x" * 5000)
         wait_until(lambda: store.blobs.folder.exists() and len(os.listdir(store.blobs.folder)) == 1)
     wait_until(lambda: os.listdir(store.blobs.folder) == [])
+
+
+def test_a_file_on_this_machine_is_taken_without_a_copy(http: httpx.Client, store: Store, gguf: Path) -> None:
+    seen = lines(http.post("/api/blobs", json={"file": str(gguf)}))
+    digest = f"sha256:{hashlib.sha256(gguf.read_bytes()).hexdigest()}"
+    n_bytes = gguf.stat().st_size
+    assert seen[0] == {"status": "hashing x.gguf", "total": n_bytes, "completed": n_bytes}
+    assert seen[-1] == {"status": "success", "digest": digest}
+    assert store.blobs.path(digest).stat().st_ino == gguf.stat().st_ino
+    assert http.post("/api/create", json={"model": "new", "files": {"x.gguf": digest}, "stream": False}).status_code == 200
+    gguf.unlink()
+    assert store.get("new").file is not None
+
+
+def test_a_blob_of_the_store_is_taken_without_reading_it(http: httpx.Client, store: Store, model: str) -> None:
+    path = store.get(model).model_path
+    assert lines(http.post("/api/blobs", json={"file": str(path)})) == [
+        {"status": "success", "digest": path.name.replace("-", ":")}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "status"),
+    [
+        ("x.gguf", b"no model", 400),
+        ("x.safetensors", b"GG", 400),
+        ("x.safetensors", bytes(8) + b"x", 400),
+        ("passwd", b"root:x:0:0", 400),
+        ("", b"", 400),
+        ("missing.gguf", None, 404),
+    ],
+)
+def test_nobody_has_other_files_looked_into(
+    http: httpx.Client, store: Store, tmp_path: Path, name: str, content: bytes | None, status: int
+) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    path = folder / name
+    if content:
+        path.write_bytes(content)
+    assert http.post("/api/blobs", json={"file": str(path)}).status_code == status
+    assert http.post("/api/blobs", json={"file": name}).status_code == 400
+    assert not store.root.exists()
+
+
+def test_files_are_taken_for_callers_on_this_machine_only(
+    http: httpx.Client, store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("puna.server.http.caller._is_loopback", lambda _: False)
+    assert http.post("/api/blobs", json={"file": str(gguf)}).status_code == 403
+    assert not store.root.exists()
 
 
 def test_create_streams_its_progress(http: httpx.Client, store: Store, gguf: Path) -> None:

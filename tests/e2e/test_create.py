@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from puna.gguf.reader import GGUFFile
+from puna.store.models import modelfile
 from puna.store.store import Store
 from puna.tokenizer.tokenizer import Tokenizer
 from tests.e2e.test_first_light import Server, serving
@@ -72,6 +73,20 @@ def created(server: Server, folder: Path, name: str, modelfile: str, *options: s
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "success"
     return done.stderr
+
+
+def test_a_file_on_disk_becomes_a_model_without_a_copy(server: Server, tmp_path: Path) -> None:
+    """Where the file system can: here the blob is another name of the file."""
+    path = write_llama(tmp_path / "tiny.gguf", n_ctx=256)
+    log = created(server, tmp_path, "linked", "FROM ./tiny.gguf")
+    assert "hashing tiny.gguf: 100%" in log
+    assert "copying" not in log
+    shown = server.client.post("/api/show", json={"model": "linked"}).json()["modelfile"]
+    weights = Path(modelfile.parse(shown).last("from"))
+    assert weights.samefile(path)
+    log = created(server, tmp_path, "again", shown)
+    assert "hashing" not in log
+    assert f"FROM {weights}" in server.client.post("/api/show", json={"model": "again"}).json()["modelfile"]
 
 
 def test_a_sentence_encoder_from_its_published_files(server: Server, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Client:
     def __init__(self, address: Address, api_key: str = "") -> None:
         self._httpx = _import_httpx()
         self.url = address.client_url
+        self.is_here = address.is_here
         self._http: httpx.Client = self._httpx.Client(
             base_url=self.url,
             headers={"User-Agent": f"puna/{__version__}"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
@@ -138,6 +139,13 @@ class Client:
         except NotFound:
             return False
         return True
+
+    def take_file(self, path: Path) -> Iterator[Reply]:
+        """Have a server on this machine make a blob of a file where it lies; the last event has its digest.
+
+        Errors: also when it cannot, and the file is to be uploaded.
+        """
+        return self._stream("/api/blobs", {"file": str(path)})
 
     def upload_blob(self, digest: str, path: Path, sent: Callable[[int], None]) -> None:
         """Send a file's bytes; *sent* is told how many have gone out so far."""

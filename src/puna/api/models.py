@@ -45,6 +45,12 @@ class PushRequest(NamedRequest):
     stream: bool = True
 
 
+class TakeRequest(Request):
+    """Puna's own: a file where it lies, in place of an upload."""
+
+    file: str = ""
+
+
 class CopyRequest(Request):
     source: str = ""
     destination: str = ""
@@ -67,6 +73,7 @@ class CreateRequest(NamedRequest):
     remote_host: str = ""
     info: dict[str, Any] = Field(default_factory=dict)
     draft_files: dict[str, str] = Field(default_factory=dict)
+    draft_quantize: str = ""
     stream: bool = True
 
     @property

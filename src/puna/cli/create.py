@@ -15,6 +15,7 @@ def create(
     model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="Name of the new model.")],
     file: Annotated[str, typer.Option("--file", "-f", help="The Modelfile; - is standard input.")] = "Modelfile",
     quantize: Annotated[str, typer.Option("--quantize", "-q", help="Quantise the weights, as in q4_K_M.")] = "",
+    draft_quantize: Annotated[str, typer.Option("--draft-quantize", help="Quantise the weights of the DRAFT.")] = "",
 ) -> None:
     """Make a model from a Modelfile."""
     from puna.cli import create_request
@@ -22,12 +23,13 @@ def create(
     parsed, folder = create_request.read(file)
     for name in parsed.deprecated:
         print(f"warning: parameter {name} is deprecated", file=sys.stderr)
-    request, files, adapters = create_request.build(model, parsed, folder)
-    if quantize:
-        request["quantize"] = quantize
+    request, files, adapters, drafts = create_request.build(model, parsed, folder)
+    for field, kind in (("quantize", quantize), ("draft_quantize", draft_quantize)):
+        if kind:
+            request[field] = kind
     with connected() as client:
         with display() as shown:
-            for field, paths in (("files", files), ("adapters", adapters)):
+            for field, paths in (("files", files), ("adapters", adapters), ("draft_files", drafts)):
                 if paths:
                     request[field] = create_request.upload(client, paths, shown)
         follow(client.create(request))

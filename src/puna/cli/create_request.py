@@ -12,7 +12,7 @@ from typing import Any
 
 from puna.api.client import Client
 from puna.cli.progress import Display
-from puna.errors import BadRequest, NotFound
+from puna.errors import BadRequest, NotFound, PunaError
 from puna.store.disk.blobs import short
 from puna.store.disk.files import read_limited
 from puna.store.models import modelfile as modelfiles
@@ -47,10 +47,8 @@ def read(file: str) -> tuple[Modelfile, Path]:
     return modelfiles.parse("FROM ."), Path.cwd()
 
 
-def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], Files, Files]:
-    """The request without its files, the files of the model, and those of its adapters."""
-    if parsed.last("draft"):
-        raise BadRequest("DRAFT is not supported yet")
+def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], Files, Files, Files]:
+    """The request without its files, the files of the model, those of its adapters, and those of its draft."""
     files: Files = {}
     names = []
     for value in parsed.values("from"):
@@ -62,10 +60,9 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
         raise BadRequest(f"FROM {names[0]}: no such file, and a model cannot be combined with files")
     adapters: Files = {}
     for value in parsed.values("adapter"):
-        path = _existing(value, folder)
-        if path is None:
-            raise NotFound(f"ADAPTER {value}: no such file")
-        adapters |= _beside(_files_at(path), adapters)
+        adapters |= _beside(_files_of("ADAPTER", value, folder), adapters)
+    draft = parsed.last("draft")
+    drafts = _files_of("DRAFT", draft, folder) if draft else {}
     fields: dict[str, Any] = {
         "from": names[-1] if names else "",
         "template": parsed.last("template"),
@@ -78,7 +75,15 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
         "messages": parsed.messages,
     }
     request = {"model": model, **{key: value for key, value in fields.items() if value}}
-    return request, files, adapters
+    return request, files, adapters, drafts
+
+
+def _files_of(keyword: str, value: str, folder: Path) -> Files:
+    """What an instruction names that takes no model's name."""
+    path = _existing(value, folder)
+    if path is None:
+        raise NotFound(f"{keyword} {value}: no such file")
+    return _files_at(path)
 
 
 def _beside(files: Files, others: Files) -> Files:
@@ -127,11 +132,26 @@ def _files_at(path: Path) -> Files:
 
 def _upload(client: Client, path: Path, shown: Display) -> str:
     total = path.stat().st_size
+    if client.is_here and (taken := _taken(client, path, shown)):
+        return taken
     digest = _digest(path, total, shown)
     if not client.has_blob(digest):
         status = f"copying file {short(digest)}"
         shown.update(status, 0, total)
         client.upload_blob(digest, path, lambda n_sent: shown.update(status, n_sent, total))
+    return digest
+
+
+def _taken(client: Client, path: Path, shown: Display) -> str:
+    """The digest of a file that the server took where it lies; empty where it does not, and has to be sent it."""
+    digest = ""
+    try:
+        for event in client.take_file(path):
+            digest = str(event.get("digest", ""))
+            if total := int(event.get("total") or 0):
+                shown.update(str(event.get("status", "")), int(event.get("completed") or 0), total)
+    except PunaError:  # it may run elsewhere in truth, or may not read what is ours, or is another program
+        return ""
     return digest
 
 

@@ -168,7 +168,12 @@ class ModelFolder:
 
         Errors: DiskFull; StoreError.
         """
-        return Blobs(self.blobs.folder, Lender(self._lending(), UPLOAD_S)).writer(n_expected)
+        return self.uploads.writer(n_expected)
+
+    @property
+    def uploads(self) -> Blobs:
+        """The blobs, for what a client is about to make a model of, within a day."""
+        return Blobs(self.blobs.folder, Lender(self._lending(), UPLOAD_S))
 
     def expects(self, digest: str) -> bool:
         """Whether a blob is there; if so it stays for a while, since who asks is about to make a model of it.
@@ -377,6 +382,8 @@ class ModelFolder:
                 fields = {"projector_paths": (*model.projector_paths, path)}
             case "adapter":
                 fields = {"adapter_paths": (*model.adapter_paths, path)}
+            case "draft":
+                fields = {"draft_path": path}
             case "template" | "prompt":
                 fields = {"template": self._text(digest)}
             case "system":

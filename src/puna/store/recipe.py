@@ -32,6 +32,7 @@ class Recipe:
     base: str = ""  # name of a model; pulled when it is not there
     files: Mapping[str, str] | None = None  # relative path: digest
     adapters: Mapping[str, str] = field(default_factory=dict)
+    drafts: Mapping[str, str] = field(default_factory=dict)  # of another model, which is kept beside this one
     template: str = ""
     system: str = ""
     licenses: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Recipe:
     parser: str = ""
     requires: str = ""
     quantize: str = ""
+    draft_quantize: str = ""
     info: Mapping[str, Any] = field(default_factory=dict)
     source: dict[str, str] | None = None  # kept in the configuration: where the weights came from
 
@@ -51,11 +53,7 @@ class Recipe:
         """
         if not self.base and self.files is None:
             raise BadRequest("neither 'from' or 'files' was specified")
-        for path, digest in [*(self.files or {}).items(), *self.adapters.items()]:
-            _check_path(path)
-            parse_digest(digest)
-        if not self.base and not self.files:
-            raise BadRequest("unknown type")
+        self._check_files()
         for message in self.messages:
             if message.get("role") not in (*ROLES, "tool"):
                 raise BadRequest('message role must be one of "system", "user", or "assistant"')
@@ -64,10 +62,19 @@ class Recipe:
         for kind, name, known in (("renderer", self.renderer, FAMILIES), ("parser", self.parser, PARSERS)):
             if name and name not in known:
                 raise BadRequest(f'unknown {kind} "{name}"; there are {", ".join(known)}')
-        if self.quantize:
-            kind_named(self.quantize)
+        for kind in filter(None, (self.quantize, self.draft_quantize)):
+            kind_named(kind)
         parameters.check(self.parameters)
         info_fields(self.info)
+
+    def _check_files(self) -> None:
+        for path, digest in [*(self.files or {}).items(), *self.adapters.items(), *self.drafts.items()]:
+            _check_path(path)
+            parse_digest(digest)
+        if not self.base and not self.files:
+            raise BadRequest("unknown type")
+        if self.draft_quantize and not self.drafts:
+            raise BadRequest("--draft-quantize requires a DRAFT model")
 
 
 def _check_path(path: str) -> None:

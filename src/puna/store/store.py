@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from puna.errors import StoreError
-from puna.store.disk.blobs import short
+from puna.errors import BadRequest, StoreError
+from puna.store.disk.blobs import parse_digest, short
 from puna.store.disk.claims import Work
 from puna.store.disk.manifests import decode
 from puna.store.disk.space import storing
@@ -47,6 +47,30 @@ class Store(ModelFolder):
         """
         return file.open_model(path)
 
+    def take(self, text: str, report: Report = silent) -> str:
+        """Make a blob of a file on this machine, of which a client is about to make a model; returns its digest.
+
+        No room is used where the file system lets two files share it. A file of this store is not even read.
+        Errors: as Blobs.import_file.
+        """
+        path = Path(text)
+        digest = self._own_blob(path)
+        if not digest:
+            status = f"hashing {path.name}"
+            uploads = self.uploads
+            digest = uploads.import_file(path, link=True, on_bytes=lambda n, total: report(Progress(status, "", total, n))).digest
+        report(Progress("success", digest))
+        return digest
+
+    def _own_blob(self, path: Path) -> str:
+        """The digest of a file that is one of this store's blobs; empty for others."""
+        try:
+            digest = parse_digest(path.name)
+            is_own = self.blobs.path(digest).samefile(path) and self.expects(digest)
+        except (BadRequest, OSError):
+            return ""
+        return digest if is_own else ""
+
     def create(self, text: str, recipe: Recipe, report: Report = silent) -> StoredModel:
         """Make a model from another one or from uploaded files; one of that name is replaced.
 
@@ -57,7 +81,7 @@ class Store(ModelFolder):
         name = Name.parse(text)
         with storing(self.root), self.work() as work:
             model = create(self, work, name, recipe, report, fetch=lambda base: self.pull(base, report))
-        self.take_back([*(recipe.files or {}).values(), *recipe.adapters.values()])
+        self.take_back([*(recipe.files or {}).values(), *recipe.adapters.values(), *recipe.drafts.values()])
         return model
 
     def pull(self, reference: str, report: Report = silent, *, name: str = "", insecure: bool = False) -> StoredModel:

@@ -355,7 +355,7 @@ def test_create_follows_no_link_out_of_the_folder(puna: Cli, tmp_path: Path) -> 
         ("FROM echo\nPARAMETER colour red\n", "unknown parameter 'colour'"),
         ("FROM echo\nADAPTER ./absent.gguf\n", "no such file: "),
         ("FROM echo\nADAPTER absent\n", "ADAPTER absent: no such file"),
-        ("FROM echo\nDRAFT x\n", "DRAFT is not supported yet"),
+        ("FROM echo\nDRAFT x\n", "DRAFT x: no such file"),
     ],
 )
 def test_create_says_what_is_wrong(puna: Cli, fake: FakeServer, modelfile: str, text: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,38 @@ def test_importing_a_file(blobs: Blobs, tmp_path: Path, link: bool) -> None:
     assert not blobs.import_file(path, link=link).is_new
 
 
-def test_an_import_that_is_stopped_keeps_nothing(blobs: Blobs, tmp_path: Path) -> None:
+def test_a_clone_is_taken_where_the_file_system_has_them(blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shares no name with the file, which may be changed afterwards."""
+    path = tmp_path / "file"
+    path.write_bytes(b"hello")
+
+    def clone(source: int, target: int) -> bool:
+        os.write(target, os.pread(source, 1000, 0))
+        return True
+
+    monkeypatch.setattr("puna.store.disk.blobs.clone", clone)
+    assert blobs.import_file(path, link=True).digest == HELLO
+    assert not blobs.path(HELLO).samefile(path)
+    assert names(blobs) == [blobs.path(HELLO).name]
+
+
+def test_without_clones_and_links_a_file_is_copied_with_progress(blobs: Blobs, tmp_path: Path) -> None:
+    """As between two file systems."""
+    shared = Path("/dev/shm")
+    if os.stat(shared).st_dev == os.stat(tmp_path).st_dev:
+        pytest.fail("/dev/shm is on the same file system as temporary files: another is needed for this test")
+    with tempfile.TemporaryDirectory(dir=shared) as other:
+        path = Path(other) / "file"
+        path.write_bytes(b"hello")
+        seen: list[tuple[int, int]] = []
+        blob = blobs.import_file(path, link=True, on_bytes=lambda done, total: seen.append((done, total)))
+        assert (blob.digest, seen) == (HELLO, [(5, 5)])
+        assert os.stat(blobs.path(HELLO)).st_nlink == 1
+    assert names(blobs) == [blobs.path(HELLO).name]
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_an_import_that_is_stopped_keeps_nothing(blobs: Blobs, tmp_path: Path, link: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"hello")
 
@@ -112,11 +144,12 @@ def test_an_import_that_is_stopped_keeps_nothing(blobs: Blobs, tmp_path: Path) -
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        blobs.import_file(path, on_bytes=stop)
+        blobs.import_file(path, link=link, on_bytes=stop)
     assert names(blobs) == []
 
 
-def test_a_file_that_changes_during_the_import_is_refused(blobs: Blobs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_that_changes_during_the_import_is_refused(blobs: Blobs, tmp_path: Path, link: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"hello")
 
@@ -124,7 +157,7 @@ def test_a_file_that_changes_during_the_import_is_refused(blobs: Blobs, tmp_path
         path.write_bytes(b"other text")
 
     with pytest.raises(FileFormatError, match="changed while it was read"):
-        blobs.import_file(path, on_bytes=interfere)
+        blobs.import_file(path, link=link, on_bytes=interfere)
     assert names(blobs) == []
 
 

@@ -123,6 +123,13 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/api/copy"): Operation("Give a model another name", models.CopyRequest, ("source", "destination")),
     ("DELETE", "/api/delete"): Operation("Delete a model", models.DeleteRequest, ("model",)),
     ("HEAD", "/api/blobs/{digest}"): Operation("Is a blob there?"),
+    ("POST", "/api/blobs"): Operation(
+        "Make a blob of a model's file on the server's machine, for callers on it; the last line has the digest",
+        models.TakeRequest,
+        ("file",),
+        {"type": "object"},
+        stream=NDJSON,
+    ),
     ("POST", "/api/blobs/{digest}"): Operation("Store a blob; its digest is checked", raw_body=True, statuses=(200, 201)),
     ("POST", "/v1/chat/completions"): Operation(
         "OpenAI: answer a conversation",

@@ -11,7 +11,7 @@ from puna.server.http.later import Later
 _APIS = "puna.server.apis"
 # What a question at a terminal does not need: prefixes of paths, and the modules of their routes.
 _LATER: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("/api/tags", "/api/show", "/api/create", "/api/pull", "/api/push", "/api/blobs/", "/api/copy", "/api/delete"): (
+    ("/api/tags", "/api/show", "/api/create", "/api/pull", "/api/push", "/api/blobs", "/api/copy", "/api/delete"): (
         "native.models",
     ),
     ("/api/embed", "/api/rerank"): ("native.embed", "native.rerank"),

@@ -51,19 +51,24 @@ def create(
     quantised.
     """
     recipe.check()
-    draft = _Draft(folder, work, report)
+    making = _Making(folder, work, report)
     if recipe.base:
-        draft.take_over(_base(folder, work, recipe.base, fetch), recipe)
+        making.take_over(_base(folder, work, recipe.base, fetch), recipe)
     else:
-        draft.add_files({path: parse_digest(digest) for path, digest in (recipe.files or {}).items()})
+        making.add_files(_canonical(recipe.files or {}))
     if recipe.quantize:
-        draft.quantise(kind_named(recipe.quantize))
-    draft.add_adapters({path: parse_digest(digest) for path, digest in recipe.adapters.items()})
-    draft.add_texts(recipe)
-    return draft.write(name, recipe, permit)
+        making.quantise(kind_named(recipe.quantize))
+    making.add_adapters(_canonical(recipe.adapters))
+    making.add_draft(_canonical(recipe.drafts), kind_named(recipe.draft_quantize) if recipe.draft_quantize else "")
+    making.add_texts(recipe)
+    return making.write(name, recipe, permit)
 
 
-class _Draft:
+def _canonical(files: Mapping[str, str]) -> dict[str, str]:
+    return {path: parse_digest(digest) for path, digest in files.items()}
+
+
+class _Making:
     """The layers and the configuration of a model in the making."""
 
     def __init__(self, folder: ModelFolder, work: Work, report: Report) -> None:
@@ -85,6 +90,7 @@ class _Draft:
                 ("system", recipe.system),
                 ("messages", recipe.messages),
                 ("adapter", recipe.adapters),
+                ("draft", recipe.drafts),
                 ("params", True),
             )
             if is_given
@@ -157,6 +163,29 @@ class _Draft:
             raise BadRequest(f"{name} is a GGUF file, but not of an adapter")
         check_adapter(name, self.blobs.path(digest), model)
         self._add_blob("adapter", digest)
+
+    def add_draft(self, digests: Mapping[str, str], kind: str) -> None:
+        """Another model that may guess for this one, in another *kind* of weights if one is named."""
+        if not digests:
+            return
+        blob = self._draft(digests)
+        if any(layer.kind == "model" and layer.digest == blob.digest for layer, _ in self.layers):
+            raise BadRequest("DRAFT must be another model than FROM")
+        quantised = quantise_blob(self.blobs, self.work, blob.digest, kind, self.report) if kind else None
+        self._append("draft", quantised or blob)
+        if quantised is not None and blob.is_new:  # it was only a step on the way
+            self.folder.remove_unused([blob.digest], self.work)
+
+    def _draft(self, digests: Mapping[str, str]) -> Blob:
+        if any(path.lower().endswith(".safetensors") for path in digests):
+            files = {path: self._uploaded(digest) for path, digest in digests.items()}
+            return convert_checkpoint(self.blobs, self.work, files, self.report)
+        for path, digest in digests.items():
+            found = self._details(path, digest).kind
+            if found != "model" or len(digests) > 1:
+                raise BadRequest(f"{path} is no DRAFT: one language model is wanted, as a GGUF file or a folder of safetensors")
+        digest = next(iter(digests.values()))
+        return Blob(digest, self.blobs.n_bytes(digest), is_new=False)
 
     def add_texts(self, recipe: Recipe) -> None:
         if recipe.template:

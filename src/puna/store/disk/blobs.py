@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +20,11 @@ from puna import packed_files
 from puna.errors import BadRequest, FileFormatError, NotFound, StoreError
 from puna.store.disk import space
 from puna.store.disk.files import (
+    NO_LINKS,
+    clone,
     create_beside,
     is_absent,
     is_file,
-    make_folder,
     names_in,
     open_regular,
     read_limited,
@@ -191,8 +193,8 @@ class Blobs:
     def import_file(self, path: Path, *, link: bool = False, on_bytes: Callable[[int, int], None] | None = None) -> Blob:
         """Bring a local file into the store; *on_bytes* gets bytes done and bytes in all, and may raise to stop.
 
-        With *link*, the blob is another name of the same file where the file system allows it: no space is used, but
-        the file must not be changed afterwards.
+        With *link*, no space is used where the file system allows it: the blob shares the file's blocks until one of the two is
+        changed, or where that cannot be is another name of the same file, which must not be changed afterwards.
         Errors: NotFound; FileFormatError when it is no regular file, or changes while it is read; DiskFull; StoreError.
         """
         try:
@@ -203,10 +205,11 @@ class Blobs:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         with os.fdopen(descriptor, "rb") as file:
             before = os.fstat(file.fileno())
-            chunks = _chunks(iter(lambda: file.read(CHUNK_BYTES), b""), before.st_size, on_bytes)
-            if link and (blob := self._link(path, file.fileno(), before, chunks)):
-                return blob
-            file.seek(0)
+            if link:
+                with self._shared(path, file.fileno()) as shared:
+                    if shared is not None:
+                        return self._take(shared, path, before, on_bytes)
+            space.require(self.folder, before.st_size)
             chunks = _chunks(iter(lambda: file.read(CHUNK_BYTES), b""), before.st_size, on_bytes)
             with self.writer(before.st_size) as writer:
                 for chunk in chunks:
@@ -233,28 +236,59 @@ class Blobs:
             return NotFound(f'blob "{digest}" not found')
         return StoreError(f'blob "{digest}" cannot be read: {error.strerror}')
 
-    def _link(self, path: Path, descriptor: int, before: os.stat_result, chunks: Iterator[bytes]) -> Blob | None:
+    @contextmanager
+    def _shared(self, path: Path, descriptor: int) -> Iterator[Path | None]:
+        """A file in this folder that takes no room: a clone of the open file, else another name of it; None where neither can be.
+
+        What still has that name at the end goes.
+        """
+        key = self.claimant.id if self.claimant else ""
+        with space.storing(self.folder):
+            copy, temporary = create_beside(self.folder / "sha256-", prefix=f"sha256-{key}")
+        try:
+            with space.storing(self.folder):
+                try:
+                    is_shared = clone(descriptor, copy)
+                finally:
+                    os.close(copy)
+                is_shared = is_shared or _link(path, temporary)
+            yield temporary if is_shared else None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _take(self, shared: Path, path: Path, before: os.stat_result, on_bytes: Callable[[int, int], None] | None) -> Blob:
+        """Give a file in this folder the name of its bytes."""
         digest = hashlib.sha256()
-        for chunk in chunks:
-            digest.update(chunk)
+        with os.fdopen(open_regular(shared), "rb", buffering=0) as file:
+            for chunk in _chunks(iter(lambda: file.read(CHUNK_BYTES), b""), before.st_size, on_bytes):
+                digest.update(chunk)
+            with space.storing(self.folder, before.st_size):
+                os.fsync(file.fileno())  # who wrote the file need not have
+        _check_unchanged(path, before)
         name = f"sha256:{digest.hexdigest()}"
         if not self.claim(name):
             return Blob(name, before.st_size, is_new=False)
-        with space.storing(self.folder, before.st_size):
-            os.fsync(descriptor)  # who wrote the file need not have
-            make_folder(self.folder)
-        try:
-            os.link(path.resolve(), self.path(name))
-        except OSError:  # another file system, or one without links
-            return None
         with space.storing(self.folder):
-            sync_folder(self.folder)
-        try:
-            _check_unchanged(path, before)
-        except FileFormatError:
-            self.remove(name)
-            raise
+            os.replace(shared, self.path(name))
+            try:
+                sync_folder(self.folder)
+                _check_unchanged(path, before)
+            except (OSError, FileFormatError):
+                self.remove(name)
+                raise
         return Blob(name, before.st_size, is_new=True)
+
+
+def _link(path: Path, taken: Path) -> bool:
+    """Let *taken*, which is there, be another name of a file instead; returns whether that could be."""
+    taken.unlink()
+    try:
+        os.link(path.resolve(), taken)
+    except OSError as error:
+        if error.errno in NO_LINKS:
+            return False
+        raise
+    return True
 
 
 def _chunks(source: Iterator[bytes], total: int, on_bytes: Callable[[int, int], None] | None) -> Iterator[bytes]:

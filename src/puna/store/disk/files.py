@@ -13,7 +13,8 @@ from pathlib import Path
 
 from puna.errors import FileFormatError, StoreError
 
-_NO_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV))
+NO_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV))
+_FICLONE = 0x40049409  # of Linux
 _NOTHING_THERE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG))
 
 
@@ -118,10 +119,26 @@ def _second_name(path: Path) -> Path | None:
     try:
         os.link(path, spare)
     except OSError as error:
-        if error.errno in _NO_LINKS or is_absent(path, error):
+        if error.errno in NO_LINKS or is_absent(path, error):
             return None
         raise
     return spare
+
+
+def clone(source: int, target: int) -> bool:
+    """Let an empty open file have the bytes of another, as one block on the disk until either is changed.
+
+    Returns whether the file system could.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:  # another file system, or one that cannot; what is wrong with the disk shows when it is written
+        return False
+    return True
 
 
 def open_regular(path: Path) -> int:

@@ -29,6 +29,7 @@ class StoredModel:
     weights_path: Path | None  # None for a stub that stands for a model on another server
     projector_paths: tuple[Path, ...] = ()
     adapter_paths: tuple[Path, ...] = ()
+    draft_path: Path | None = None  # a small model that may guess what this one says; kept for engines that let it
     template: str = ""  # Go template of the template layer; empty: the file's own chat template counts
     system: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)  # options of the params layer

@@ -39,6 +39,18 @@ class Instruction:
         head = self.keyword.upper() + (f" {self.name}" if self.name else "")
         return f"{head} {quote(self.value)}"
 
+    def survives(self) -> tuple[bool, bool]:
+        """Whether it is read back as one instruction, and as this very one.
+
+        Some values have no form, and characters that no screen shows are dropped.
+        """
+        try:
+            found = list(_instructions(_Lines(f"{self}\n")))
+        except FileFormatError:
+            return False, False
+        is_one = len(found) == 1 and found[0].keyword == self.keyword
+        return is_one, is_one and (found[0].name, found[0].value) == (self.name, self.value)
+
 
 @dataclass(frozen=True)
 class Modelfile:
@@ -206,6 +218,7 @@ def from_parts(
     *,
     base: Iterable[str],
     adapters: Iterable[str] = (),
+    draft: str = "",
     template: str = "",
     system: str = "",
     renderer: str = "",
@@ -218,7 +231,14 @@ def from_parts(
     """The Modelfile that describes a model."""
     found = [Instruction("from", value) for value in base]
     found.extend(Instruction("adapter", value) for value in adapters)
-    singles = {"template": template, "system": system, "renderer": renderer, "parser": parser, "requires": requires}
+    singles = {
+        "draft": draft,
+        "template": template,
+        "system": system,
+        "renderer": renderer,
+        "parser": parser,
+        "requires": requires,
+    }
     found.extend(Instruction(keyword, value) for keyword, value in singles.items() if value)
     for name, value in parameters.lines(options or {}):
         found.append(Instruction("parameter", value if isinstance(value, str) else parameters.number_text(value), name))

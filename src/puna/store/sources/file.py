@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from puna.errors import FileFormatError, NotFound
+from puna.errors import BadRequest, FileFormatError, NotFound, StoreError
 from puna.store.disk.config import ModelConfig
+from puna.store.disk.files import is_absent, open_regular
 from puna.store.models.details import read_details
 from puna.store.models.model import StoredModel
+
+_HEAD_BYTES = 9
+MAX_SAFETENSORS_HEAD = 100 << 20
 
 
 def is_path(text: str) -> bool:
@@ -16,6 +21,29 @@ def is_path(text: str) -> bool:
     Only GGUF files count, so that nobody can have other files looked into by asking for them as models.
     """
     return (text.startswith("./") or Path(text).is_absolute()) and text.lower().endswith(".gguf")
+
+
+def check_takeable(text: str) -> None:
+    """See that a path leads to what may be a file of a model, so that nobody can have other files looked into.
+
+    Errors: BadRequest; NotFound; StoreError when it cannot be read.
+    """
+    path = Path(text)
+    if not path.is_absolute():
+        raise BadRequest("the path of a file must be absolute")
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        if is_absent(path, error):
+            raise NotFound(f"no such file: {path}") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except FileFormatError as error:
+        raise BadRequest(str(error)) from error
+    n_header = int.from_bytes(head[:8], "little")
+    is_safetensors = path.suffix == ".safetensors" and head[8:9] == b"{" and n_header < MAX_SAFETENSORS_HEAD
+    if not head.startswith(b"GGUF") and not is_safetensors:
+        raise BadRequest(f"{path.name} is neither a GGUF file nor one of safetensors")
 
 
 def open_model(path: str | Path) -> StoredModel:

@@ -26,10 +26,11 @@ from puna.api.models import (
     PushRequest,
     ShowRequest,
     TagsResponse,
+    TakeRequest,
     local_time,
 )
 from puna.engines import Choice, EngineName
-from puna.errors import BadRequest, InvalidName, NotFound, TemplateError
+from puna.errors import BadRequest, Forbidden, InvalidName, NotFound, TemplateError
 from puna.prompt.gotemplate import GoTemplate
 from puna.server.http.bodies import read_json
 from puna.server.http.caller import Caller
@@ -177,12 +178,12 @@ def _check_template(text: str) -> None:
 def _recipe(body: CreateRequest) -> Recipe:
     if body.remote_host:
         raise BadRequest("remote models are not supported")
-    if body.draft_files:
-        raise BadRequest("draft models are not supported yet")
     return Recipe(
         base=body.base,
         files=body.files,
         adapters=body.adapters,
+        drafts=body.draft_files,
+        draft_quantize=body.draft_quantize,
         template=body.template,
         system=body.system,
         licenses=body.licenses,
@@ -232,6 +233,16 @@ async def check_blob(request: Request) -> Response:
     return Response()
 
 
+async def take_blob(request: Request) -> Response:
+    """POST /api/blobs: a file of a model that lies on this machine becomes a blob, without a copy where that can be."""
+    body = await read_json(request, TakeRequest)
+    store = Pipeline.of(request).store
+    if not Caller.of(request).is_local:
+        raise Forbidden("files are taken for callers on this machine only; upload it instead")
+    await to_thread.run_sync(file.check_takeable, body.file)
+    return await _followed(store, object(), lambda report: store.take(body.file, report), stream=True)
+
+
 async def upload_blob(request: Request) -> Response:
     """POST /api/blobs/DIGEST. The bytes are hashed as they come; if they are not what was announced, nothing is kept."""
     store = Pipeline.of(request).store
@@ -264,6 +275,7 @@ routes: list[Route] = [
     Route("/api/create", create_model, methods=["POST"]),
     Route("/api/pull", pull_model, methods=["POST"]),
     Route("/api/push", push_model, methods=["POST"]),
+    Route("/api/blobs", take_blob, methods=["POST"]),
     Route("/api/blobs/{digest}", check_blob, methods=["HEAD"]),
     Route("/api/blobs/{digest}", upload_blob, methods=["POST"]),
     Route("/api/copy", copy_model, methods=["POST"]),
