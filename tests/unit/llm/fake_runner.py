@@ -109,13 +109,8 @@ class FakeRunner:
         self.say(number, {"type": "answer", "body": answer} if is_found else {"type": "failed", "status": status, **answer})
 
     async def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        if path == "/health":
-            status = "launched" if self.is_lost else "ready" if self.ready else "loading"
-            found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
-            names = ("cache_cells", "cache_used", "host_cache_bytes", "host_cache_entries")
-            return 200, found | {name: getattr(self.script, name) for name in names}
-        if path == "/occupancy":
-            return 200, self.script.occupancy
+        if path in ("/health", "/occupancy"):
+            return 200, self.health() if path == "/health" else self.script.occupancy
         if path == "/load":
             return await self.load(body)
         if path == "/tokenize":
@@ -125,6 +120,12 @@ class FakeRunner:
         if path == "/detokenize":
             return 200, {"content": " ".join(map(str, body["tokens"]))}
         return 404, {"error": f"no such path: {path}"}
+
+    def health(self) -> dict[str, Any]:
+        status = "launched" if self.is_lost else "ready" if self.ready else "loading"
+        found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
+        names = ("cache_cells", "cache_used", "host_cache_bytes", "host_cache_entries")
+        return found | {name: getattr(self.script, name) for name in names}
 
     async def load(self, body: dict[str, Any]) -> tuple[int, Any]:
         if self.script.exit_at_load >= 0:

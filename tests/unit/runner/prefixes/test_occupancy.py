@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -105,18 +106,14 @@ def restless() -> Iterator[None]:
 def test_it_may_be_asked_for_while_the_engine_works() -> None:
     simulation = Simulation(n_parallel=4, n_ctx=256, host_cache_bytes=MEGABYTE)
     pictures: list[Occupancy] = []
-    errors: list[BaseException] = []
     is_over = threading.Event()
 
     def watch() -> None:
-        try:
-            while not is_over.is_set():
-                pictures.append(simulation.engine.occupancy())
-        except BaseException as error:
-            errors.append(error)
+        while not is_over.is_set():
+            pictures.append(simulation.engine.occupancy())
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    pool = ThreadPoolExecutor(1)
+    watcher = pool.submit(watch)
     try:
         chance = random.Random(5)
         common = tokens(chance, 60)
@@ -126,8 +123,8 @@ def test_it_may_be_asked_for_while_the_engine_works() -> None:
             simulation.run()
     finally:
         is_over.set()
-        watcher.join(PATIENCE_S)
-    assert not errors, errors
+    watcher.result(PATIENCE_S)
+    pool.shutdown()
     assert len(pictures) > 10
     for told in pictures:
         assert all(node.parent < place for place, node in enumerate(told.prefixes))
