@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -65,3 +66,9 @@ def page_libraries() -> None:
     """What the page takes from others."""
     if not libraries.TARGET.is_dir():
         _missing("the page's libraries were not fetched: python -m puna.web.libraries")
+
+
+def node() -> str:
+    """The program that runs JavaScript; also where Python packages put theirs."""
+    found = shutil.which("node") or shutil.which("node", path=str(Path(sys.executable).parent))
+    return found or _missing("there is no node")

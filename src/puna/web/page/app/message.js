@@ -90,7 +90,7 @@ function startEditing(element, message, edit) {
 
 function answerParts(message, does) {
   const name = h("span", { class: "unseen" }, "The model said:");
-  const thought = h("div", { class: "prose plain" });
+  const thought = h("div", { class: "thought" });
   const summary = h("summary", {}, "");
   const thinking = h("details", { class: "aside thinking", hidden: true }, summary, thought);
   const prose = h("div", { class: "prose" });

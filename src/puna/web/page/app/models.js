@@ -64,7 +64,10 @@ export async function modelsView(root, { openMenu }) {
   }
 
   async function get(wanted) {
-    if (await follow(transfers, `Pull ${wanted}`, "api/pull", { model: wanted })) await load();
+    if (
+      await follow(transfers, `Pull ${wanted}`, "api/pull", { model: wanted, insecure: wanted.startsWith("http://") })
+    )
+      await load();
   }
 
   async function lookElsewhere() {

@@ -17,6 +17,7 @@ const CLEAN = {
   ALLOWED_TAGS: TAGS,
   ALLOWED_ATTR: ["href", "title", "class", "start", "align", "type", "checked", "disabled"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ADD_URI_SAFE_ATTR: ["start", "align", "type", "checked", "disabled"], // no addresses: their values may be anything
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,

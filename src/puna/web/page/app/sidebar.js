@@ -108,7 +108,7 @@ async function changeKey() {
 
 async function saveAll() {
   const conversations = await allConversations();
-  const file = h("input", { type: "file", accept: ".json,application/json", "aria-label": "A file of chats" });
+  const file = h("input", { type: "file", accept: ".json,application/json" });
   const save = h(
     "button",
     {
