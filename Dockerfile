@@ -1,9 +1,9 @@
 # Puna in a container: docker build -t puna .   then see docs/install.md
-# The compiler stays in the first stage; the second has Python, the wheel and what it needs.
+# The compiler and npm stay in the first stage; the second has Python, the wheel and what it needs.
 
 FROM python:3.12-slim AS build
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends g++ \
+ && apt-get install --yes --no-install-recommends g++ npm \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./

@@ -83,7 +83,7 @@ docs: .venv/dev
 
 dist: .venv/dev
 	rm -rf dist
-	$(BIN)/python -m build
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build
 
 bench: .venv/dev
 	$(BIN)/python -m bench.engine $(ARGS)

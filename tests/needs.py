@@ -10,12 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from puna.native.kernels import build
 from puna.native.providers import Provider, compiled, installed
+from puna.web import libraries
 
 
 def is_complete() -> bool:
@@ -52,3 +54,21 @@ def version_of(provider: Provider) -> str:
     program = "import ctypes, sys; f = ctypes.CDLL(sys.argv[1]).ggml_version; f.restype = ctypes.c_char_p; print(f().decode())"
     command = [sys.executable, "-c", program, str(provider.paths["ggml-base"])]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def chromium() -> str:
+    """The system's browser, which the tests of the page drive."""
+    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    return found or _missing("there is no Chromium: apt-get install chromium")
+
+
+def page_libraries() -> None:
+    """What the page takes from others."""
+    if not libraries.TARGET.is_dir():
+        _missing("the page's libraries were not fetched: python -m puna.web.libraries")
+
+
+def node() -> str:
+    """The program that runs JavaScript; also where Python packages put theirs."""
+    found = shutil.which("node") or shutil.which("node", path=str(Path(sys.executable).parent))
+    return found or _missing("there is no node")

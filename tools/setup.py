@@ -27,6 +27,7 @@ STAMP = VENV / ".ready"
 LOG = VENV / "setup.log"
 CONSTRAINTS = ROOT / "constraints.txt"
 KERNELS = ROOT / "src" / "puna" / "native" / "kernels"  # compiled by the package's own build
+WEB = ROOT / "src" / "puna" / "web"  # what its page takes from others is fetched by the build, where there is npm
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "puna"
 
 LOWEST_PYTHON = (3, 11)
@@ -144,7 +145,8 @@ def one_at_a_time() -> Iterator[None]:
 def build_inputs() -> list[Path]:
     """Files that call for another installation when they change."""
     kernels = sorted([*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h"), KERNELS / "build.py"])
-    return [ROOT / "pyproject.toml", ROOT / "setup.py", CONSTRAINTS, Path(__file__), *kernels]
+    web = [WEB / "libraries.py", WEB / "package-lock.json"]
+    return [ROOT / "pyproject.toml", ROOT / "setup.py", CONSTRAINTS, Path(__file__), *kernels, *web]
 
 
 def setup(*, is_dev: bool) -> None:
@@ -171,7 +173,17 @@ def install(wanted: Mapping[str, Any]) -> None:
         command += ["--group", "dev"]
     own = " and compiling its matrix products" if wanted["compiler"] else ""
     run(command, f"Installing Puna and what it needs{own}, up to a minute…", os.environ, next_step=offline)
+    if wanted["dev"]:
+        fetch_libraries()
     STAMP.write_text(json.dumps(wanted))
+
+
+def fetch_libraries() -> None:
+    """With the npm that was just installed; the build may have found none. The page works without them."""
+    try:
+        run([str(PYTHON), str(WEB / "libraries.py")], "Fetching the page's libraries…", os.environ, next_step="")
+    except SetupError as error:
+        print(f"{error}\nThe page will show answers as plain text.", file=sys.stderr)
 
 
 def rerun_with_newer_python() -> None:

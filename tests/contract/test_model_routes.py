@@ -585,3 +585,50 @@ def use(client: ollama.Client, store: Store, gguf: Path) -> None:
         client.show("mine")
     with pytest.raises(ollama.ResponseError, match=r"127.0.0.1:9 cannot be reached"):
         client.pull("127.0.0.1:9/nothing/like-this")
+
+
+MODELFILE = """FROM base
+SYSTEM "You are brief."
+PARAMETER temperature 0.5
+PARAMETER stop "a"
+PARAMETER stop "b"
+MESSAGE user Hi
+MESSAGE assistant Hello
+"""
+
+
+def test_create_takes_a_modelfile_as_text(http: httpx.Client, store: Store, model: str) -> None:
+    body = {"model": "new", "modelfile": MODELFILE, "stream": False}
+    assert http.post("/api/create", json=body).json() == {"status": "success"}
+    made = store.get("new")
+    assert made.system == "You are brief."
+    assert (made.parameters["temperature"], made.parameters["stop"]) == (0.5, ["a", "b"])
+    assert [message["content"] for message in made.messages] == ["Hi", "Hello"]
+    http.post("/api/create", json={**body, "system": "You are not."})
+    assert store.get("new").system == "You are not."
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("SYSTEM x", "Modelfile: no FROM line"),
+        ("FROM base\nPARAMETER top_k much", "Modelfile: (line 2): invalid int value"),
+        ("FROM ./a.gguf", "FROM ./a.gguf: a Modelfile that is sent as text begins with a stored model"),
+        ("FROM /etc/passwd", "FROM /etc/passwd: a Modelfile that is sent as text begins with a stored model"),
+        ("FROM base\nADAPTER ./a.gguf", "ADAPTER ./a.gguf: a Modelfile that is sent as text can name no files"),
+    ],
+)
+def test_a_modelfile_as_text_names_no_files(http: httpx.Client, model: str, text: str, error: str) -> None:
+    status, said = error_of(http.post("/api/create", json={"model": "new", "modelfile": text}))
+    assert status == 400
+    assert said.startswith(error)
+
+
+def test_models_elsewhere_are_found_by_words(http: httpx.Client, registry: Registry) -> None:
+    registry.manifests["ann/tiny-chat", "latest"] = registry.manifests["bob/other", "latest"] = b"{}"
+    found = http.post("/api/search", json={"query": "tiny", "host": registry.netloc, "insecure": True})
+    assert [model["name"] for model in found.json()["models"]] == [f"{registry.netloc}/ann/tiny-chat"]
+    assert error_of(http.post("/api/search", json={"query": " "})) == (400, "query is required")
+    status, said = error_of(http.post("/api/search", json={"query": "x", "host": "registry.ollama.ai"}))
+    assert status == 400
+    assert "offers no search" in said

@@ -56,7 +56,17 @@ class CopyRequest(Request):
     destination: str = ""
 
 
+class SearchRequest(Request):
+    """Puna's own."""
+
+    query: str = ""
+    host: str = "hf.co"  # or a registry that lists what it has
+    limit: int = Field(20, ge=1, le=1000)
+    insecure: bool = False
+
+
 class CreateRequest(NamedRequest):
+    modelfile: str = ""  # Puna's own: all of the following that it can say, as text
     base: str = Field("", alias="from")
     files: dict[str, str] | None = None
     adapters: dict[str, str] = Field(default_factory=dict)

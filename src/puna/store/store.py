@@ -26,6 +26,7 @@ from puna.store.transfers import Transfers
 
 if TYPE_CHECKING:
     from puna.store.sources.registry.account import Account
+    from puna.store.sources.search import Found
 
 
 class Store(ModelFolder):
@@ -117,6 +118,12 @@ class Store(ModelFolder):
         from puna.store.sources.registry.account import Account
 
         return Account(self._elsewhere)
+
+    def search(self, words: str, host: str, limit: int, *, insecure: bool = False) -> list[Found]:
+        """Models elsewhere. Errors: those of puna.store.sources.search."""
+        from puna.store.sources.search import search  # with what speaks to registries: few servers are ever asked
+
+        return search(words, self._elsewhere, host=host, limit=limit, insecure=insecure)
 
     def push(self, text: str, report: Report = silent, *, insecure: bool = False) -> None:
         """Send a model to the registry of its name.

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from puna import __version__
-from puna.api import anthropic, embed, generate, models, openai, rerank, responses
+from puna.api import anthropic, embed, engine, generate, models, openai, rerank, responses
 from puna.server.http.later import flattened
 from puna.server.http.replies import EVENT_STREAM, NDJSON, json_response
 
@@ -69,7 +69,7 @@ class Operation:
 
 
 _OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("GET", "/"): Operation("Is the server there?", reply=_STRING, reply_type=_TEXT),
+    ("GET", "/"): Operation("Is the server there? Who accepts HTML gets the page", reply=_STRING, reply_type=_TEXT),
     ("HEAD", "/"): Operation("Is the server there?"),
     ("GET", "/health"): Operation("Is the server there?", reply=_object(status=_STRING)),
     ("HEAD", "/health"): Operation("Is the server there?"),
@@ -80,6 +80,8 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/api/tags"): Operation("Stored models", reply=models.TagsResponse),
     ("HEAD", "/api/tags"): Operation("Stored models"),
     ("GET", "/api/ps"): Operation("Loaded models", reply=generate.PsReply),
+    ("GET", "/api/engine"): Operation("What loaded models are doing and holding, in numbers", reply=engine.EngineReply),
+    ("GET", "/web/{folder}/{name}"): Operation("A file of the page", reply=_STRING, reply_type="text/javascript"),
     ("GET", "/api/status"): Operation("Whether models elsewhere can be used", reply=_object(cloud={"type": "object"})),
     ("POST", "/api/me"): Operation("Who is signed in, or where to sign in"),
     ("POST", "/api/signout"): Operation("Sign out"),
@@ -117,6 +119,12 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         "Make a model from another or from files", models.CreateRequest, ("model",), {"type": "object"}, stream=NDJSON
     ),
     ("POST", "/api/pull"): Operation("Download a model", models.PullRequest, ("model",), {"type": "object"}, stream=NDJSON),
+    ("POST", "/api/search"): Operation(
+        "Models elsewhere that can be pulled",
+        models.SearchRequest,
+        ("query",),
+        _object("models", models=_list(_object("name", name=_STRING))),
+    ),
     ("POST", "/api/push"): Operation(
         "Send a model to its registry", models.PushRequest, ("model",), {"type": "object"}, stream=NDJSON
     ),

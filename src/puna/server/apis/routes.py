@@ -20,6 +20,9 @@ _LATER: dict[tuple[str, ...], tuple[str, ...]] = {
         *("openai.chat", "openai.completions", "openai.models", "openai.embeddings", "openai.rerank", "openai.responses"),
         "anthropic.messages",
     ),
+    ("/api/search",): ("native.search",),
+    ("/api/engine",): ("engine",),
+    ("/web/",): ("page",),
     ("/openapi.json",): ("openapi",),
 }
 _HEAD_PATHS = frozenset({"/", "/health", "/api/version", "/api/tags"})

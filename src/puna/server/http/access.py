@@ -28,6 +28,7 @@ from puna.settings import Settings, keys_in
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/", "/health"})  # tell that a server is there, and nothing else
+PAGE_PREFIX = "/web/"  # what the page consists of: the same for everybody, and it asks for the key
 
 
 _INFERENCE_PATHS = frozenset(f"/api/{name}" for name in ("generate", "chat", "embed", "embeddings", "rerank", "show"))
@@ -106,7 +107,7 @@ class ApiKeys:
         self._pepper = secrets.token_bytes(32) if is_isolated else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(PAGE_PREFIX):
             await self._app(scope, receive, send)
             return
         scopes = self._scopes_of(_key_in(Headers(scope=scope)))

@@ -32,6 +32,7 @@ from puna.api.models import (
 from puna.engines import Choice, EngineName
 from puna.errors import BadRequest, Forbidden, InvalidName, NotFound, TemplateError
 from puna.prompt.gotemplate import GoTemplate
+from puna.server.apis.native.modelfile import with_modelfile
 from puna.server.http.bodies import read_json
 from puna.server.http.caller import Caller
 from puna.server.http.errors import describe, native_body
@@ -159,7 +160,7 @@ async def push_model(request: Request) -> Response:
 
 async def create_model(request: Request) -> Response:
     """POST /api/create."""
-    body = await read_json(request, CreateRequest)
+    body = with_modelfile(await read_json(request, CreateRequest))
     store = Pipeline.of(request).store
     Name.parse(body.reference)
     recipe = _recipe(body)

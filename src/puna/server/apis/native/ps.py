@@ -22,8 +22,13 @@ from puna.wire import MemoryReport
 _FOREVER_S = (1 << 63) // 10**9  # how Ollama shows "for ever": as far ahead as Go's clock goes, about 292 years
 
 
-async def liveness(_: Request) -> Response:
-    return PlainTextResponse("Ollama is running")
+async def liveness(request: Request) -> Response:
+    """A browser that goes there gets the page; all others the text that clients of Ollama look for."""
+    if "text/html" in request.headers.get("accept", "").lower():
+        from puna.server.apis.page import page  # with all its files: a server nobody looks at starts without them
+
+        return await page(request)
+    return PlainTextResponse("Ollama is running", headers={"vary": "Accept"})
 
 
 async def version(_: Request) -> Response:

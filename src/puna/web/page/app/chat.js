@@ -1,0 +1,247 @@
+/** The view of one conversation: shows it, asks the server for answers, and keeps what came of it. */
+
+import { announce } from "./announce.js";
+import { composer } from "./composer.js";
+import {
+  addPart,
+  asMarkdown,
+  beginAnswer,
+  emptyConversation,
+  endThinking,
+  giveResult,
+  requestOf,
+  say,
+  titleOf,
+} from "./conversation.js";
+import { confirm } from "./dialog.js";
+import { h } from "./element.js";
+import { icon, iconButton } from "./icons.js";
+import { messageElement } from "./message.js";
+import { askSettings, settingsForNewChats } from "./options.js";
+import { loadLibraries } from "./prose.js";
+import { json, stream } from "./server.js";
+import { discard, getConversation, keep } from "./shelf.js";
+
+const MODEL = "model";
+const DRAWN_EVERY_MS = 40; // at most: a fast model writes more often than anyone reads
+
+/** *id*: of a kept conversation; without one it begins with the first message. Returns what ends the view. */
+export async function chatView(root, { id, openMenu, moved }) {
+  const conversation =
+    (id && (await getConversation(id))) || emptyConversation(localStorage.getItem(MODEL) ?? "", settingsForNewChats());
+  let answering = null; // what stops the answer that is being written
+
+  const model = h("select", { class: "model", "aria-label": "Model", onchange: () => chooseModel(model.value) });
+  const list = h("ol", {});
+  const welcome = h(
+    "div",
+    { class: "welcome" },
+    h("h1", {}, "What is on your mind?"),
+    h("p", {}, "Everything stays between this browser and your server."),
+  );
+  const log = h("div", { class: "log", role: "region", "aria-label": "Conversation", tabIndex: 0 }, welcome, list);
+  const writer = composer({ send, stop: () => answering?.abort(), editLast });
+  const view = h(
+    "div",
+    { class: "chat" },
+    h(
+      "header",
+      { class: "head" },
+      iconButton("menu", "Menu", openMenu, { class: "menu" }),
+      model,
+      h("span", { class: "spring" }),
+      iconButton("options", "How to answer", changeSettings),
+      iconButton("share", "Save as a file", saveAsFile),
+      iconButton("trash", "Delete this chat", remove),
+    ),
+    log,
+    writer.root,
+  );
+  view.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") answering?.abort();
+  });
+  writer.takeDropsIn(view);
+  root.replaceChildren(view);
+  drawAll();
+  writer.focus();
+  fillModels().catch((error) => fail(error));
+  loadLibraries().then((loaded) => loaded && !answering && drawAll());
+
+  async function fillModels() {
+    const { models } = await json("api/tags");
+    const chats = models.filter((m) => !m.capabilities || m.capabilities.includes("completion"));
+    const names = chats.map((m) => m.name);
+    if (conversation.model && !names.includes(conversation.model)) names.unshift(conversation.model);
+    model.replaceChildren(
+      ...names.map((name) => h("option", { value: name, selected: name === conversation.model }, name)),
+    );
+    if (!names.length) {
+      model.replaceChildren(h("option", { value: "" }, "No model yet"));
+      welcome.replaceChildren(
+        h("h1", {}, "No model yet"),
+        h("p", {}, "Get one first, then come back."),
+        h("p", {}, h("a", { class: "button primary", href: "#/models" }, icon("models"), "Models")),
+      );
+    }
+    conversation.model = model.value;
+  }
+
+  function chooseModel(name) {
+    conversation.model = name;
+    localStorage.setItem(MODEL, name);
+    if (conversation.messages.length) store();
+  }
+
+  function fail(error) {
+    list.append(h("li", { class: "notice alarm" }, error.message));
+  }
+
+  function drawAll() {
+    welcome.hidden = conversation.messages.length > 0;
+    document.title = conversation.messages.length ? `${titleOf(conversation)} – Puna` : "Puna";
+    list.replaceChildren(...conversation.messages.map(elementOf));
+    log.scrollTop = log.scrollHeight;
+  }
+
+  function elementOf(message, at) {
+    const isLast = at === conversation.messages.length - 1;
+    return messageElement(message, {
+      edit: message.role === "user" && ((text) => edit(at, text)),
+      again: message.role === "assistant" && (() => answer(at)),
+      result: isLast && ((name, text) => result(name, text)),
+    });
+  }
+
+  function send(text, images) {
+    say(conversation, text, images);
+    answer();
+  }
+
+  async function edit(at, text) {
+    await stopped();
+    say(conversation, text, conversation.messages[at].images, at);
+    answer();
+  }
+
+  function editLast() {
+    [...list.querySelectorAll(".message.user .edit")].at(-1)?.click();
+  }
+
+  function result(name, text) {
+    giveResult(conversation, name, text);
+    answer();
+  }
+
+  let ended = Promise.resolve(); // the answer before
+
+  async function stopped() {
+    answering?.abort();
+    await ended;
+  }
+
+  async function answer(at) {
+    await stopped();
+    ended = write(at);
+    await ended;
+  }
+
+  async function write(at) {
+    if (at !== undefined) conversation.messages.splice(at);
+    const request = requestOf(conversation);
+    const message = beginAnswer(conversation);
+    const stopper = (answering = new AbortController());
+    const isFirst = conversation.messages.length <= 2;
+    drawAll();
+    const element = list.lastElementChild;
+    const draw = paced(() => {
+      const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+      element.update(true);
+      if (follows) log.scrollTop = log.scrollHeight;
+    });
+    writer.setBusy(true);
+    element.update(true);
+    store();
+    if (isFirst) moved(conversation.id);
+    announce("The model is answering");
+    try {
+      for await (const part of stream("api/chat", { method: "POST", body: request, signal: stopper.signal })) {
+        addPart(message, part, performance.now());
+        draw();
+      }
+      announce(`Answer: ${message.content}`);
+    } catch (error) {
+      if (stopper.signal.aborted) message.stopped = true;
+      else message.error = error.message;
+      announce(stopper.signal.aborted ? "Stopped" : error.message);
+    } finally {
+      draw.end();
+      endThinking(message, performance.now());
+      answering = null;
+      element.replaceWith(elementOf(message, conversation.messages.length - 1));
+      writer.setBusy(false);
+      if (log.scrollHeight - log.scrollTop - log.clientHeight < 160) log.scrollTop = log.scrollHeight;
+      await store();
+    }
+  }
+
+  async function store() {
+    conversation.changed = Date.now();
+    try {
+      await keep(conversation);
+    } catch (error) {
+      fail(new Error(`This chat could not be kept in the browser: ${error.message}`));
+    }
+  }
+
+  async function changeSettings() {
+    const settings = await askSettings(conversation.settings);
+    if (!settings) return;
+    conversation.settings = settings;
+    if (conversation.messages.length) await store();
+  }
+
+  function saveAsFile() {
+    download(
+      `${
+        titleOf(conversation)
+          .replace(/[^\p{L}\p{N} _-]/gu, "")
+          .trim() || "chat"
+      }.md`,
+      asMarkdown(conversation),
+      "text/markdown",
+    );
+  }
+
+  async function remove() {
+    if (
+      !conversation.messages.length ||
+      !(await confirm("Delete this chat?", `“${titleOf(conversation)}” will be gone from this browser.`, "Delete"))
+    )
+      return;
+    await stopped();
+    await discard(conversation.id);
+    location.hash = "#/";
+  }
+
+  return () => answering?.abort();
+}
+
+/** Calls *draw* at most every so often, and not while nobody sees it. */
+function paced(draw) {
+  let timer = 0;
+  const later = () => {
+    timer ||= setTimeout(() => {
+      timer = 0;
+      draw();
+    }, DRAWN_EVERY_MS);
+  };
+  later.end = () => clearTimeout(timer);
+  return later;
+}
+
+export function download(name, text, type) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = h("a", { href: url, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}

@@ -1,0 +1,58 @@
+/** Where conversations are kept: in this browser (IndexedDB), and nowhere else. */
+
+const STORE = "conversations";
+let opened = null;
+
+function database() {
+  opened ??= new Promise((resolve, reject) => {
+    const request = indexedDB.open("puna", 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+  return opened;
+}
+
+async function run(mode, work) {
+  const store = (await database()).transaction(STORE, mode).objectStore(STORE);
+  return new Promise((resolve, reject) => {
+    const request = work(store);
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+const changes = new EventTarget();
+
+export function onShelfChange(listener) {
+  changes.addEventListener("change", listener);
+}
+
+function changed() {
+  changes.dispatchEvent(new Event("change"));
+}
+
+export function getConversation(id) {
+  return run("readonly", (store) => store.get(id));
+}
+
+/** Changed last first. */
+export async function allConversations() {
+  const found = await run("readonly", (store) => store.getAll());
+  return found.sort((a, b) => b.changed - a.changed);
+}
+
+export async function keep(conversation) {
+  await run("readwrite", (store) => store.put(structuredClone(conversation)));
+  changed();
+}
+
+export async function discard(id) {
+  await run("readwrite", (store) => store.delete(id));
+  changed();
+}
+
+export async function discardAll() {
+  await run("readwrite", (store) => store.clear());
+  changed();
+}
