@@ -57,6 +57,7 @@ COMMON: dict[str, Sample] = {
     "regex": s("a+"),
     "lark": s('start: "a"'),
     "debug_render_only": s(True),
+    "projector": s("/tmp/eyes.gguf"),
 }
 TURNS: dict[str, Sample] = {
     "add_generation_prompt": s(False),

@@ -80,6 +80,7 @@ class _Common(Watched):
     top_logprobs: int = 0
     regex: str = ""  # Puna's own: the answer matches this regular expression
     lark: str = ""  # Puna's own: the answer follows this grammar, in the syntax of llguidance
+    projector: str = ""  # Puna's own: a file that a GGUF file named as the model sees with
     debug_render_only: bool = Field(False, alias="_debug_render_only")
 
     model_config = ConfigDict(populate_by_name=True)

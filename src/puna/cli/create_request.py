@@ -53,7 +53,8 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
     names = []
     for value in parsed.values("from"):
         if path := _existing(value, folder):
-            files |= _files_at(path)
+            found = _files_at(path)
+            files |= _beside(found, files) if files.keys() & found.keys() else found
         else:
             names.append(value)
     if files and names:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 import typer
@@ -41,10 +42,11 @@ class RunOptions:
     keep_alive: str | int | None = None
     truncate: bool | None = None
     dimensions: int = 0
+    projector: str = ""
 
     def common(self) -> dict[str, Any]:
         """The fields that every request carries if they were given."""
-        given = {"think": self.think, "keep_alive": self.keep_alive}
+        given = {"think": self.think, "keep_alive": self.keep_alive, "projector": self.projector or None}
         return {key: value for key, value in given.items() if value is not None}
 
 
@@ -64,6 +66,9 @@ def run(
         bool | None, typer.Option(help="Embedding models: cut input that is too long.", show_default=False)
     ] = None,
     dimensions: Annotated[int, typer.Option(help="Embedding models: numbers per vector.", show_default=False)] = 0,
+    mmproj: Annotated[
+        str, typer.Option(metavar="FILE", help="What a GGUF file sees with, where that is a file of its own.", show_default=False)
+    ] = "",
 ) -> None:
     """Run a model: answer PROMPT and what is piped in, or talk."""
     options = RunOptions(
@@ -76,6 +81,7 @@ def run(
         keep_alive=_parse_keep_alive(keepalive),
         truncate=truncate,
         dimensions=dimensions,
+        projector=_projector(mmproj),
     )
     name = model_reference(model)
     words = [_valid_text(word) for word in prompt or []]
@@ -113,6 +119,15 @@ def _parse_keep_alive(text: str) -> str | int | None:
     return text
 
 
+def _projector(path: str) -> str:
+    if not path:
+        return ""
+    found = Path(path).expanduser()
+    if not found.is_file():
+        raise NotFound(f"no such file: {path}")
+    return str(found.resolve())
+
+
 def _valid_text(argument: str) -> str:
     """An argument whose bytes were not UTF-8, made fit to be sent."""
     return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -146,7 +161,12 @@ def _answer_or_embed(client: Client, model: str, text: str, options: RunOptions)
 
 
 def _answer_once(client: Client, model: str, text: str, options: RunOptions) -> None:
-    request = {"model": model, "prompt": text, **options.common()}
+    from puna.cli.image_paths import entered_for
+
+    entered = entered_for(client, model, text, options.projector)
+    request: dict[str, Any] = {"model": model, "prompt": entered.text, **options.common()}
+    if entered.images:
+        request["images"] = entered.images
     if options.format:
         request["format"] = options.format
     writer = AnswerWriter(sys.stdout, word_wrap=options.word_wrap, hide_thinking=options.hide_thinking)
@@ -188,6 +208,7 @@ def talk(client: Client, model: str, options: RunOptions) -> None:
         verbose=options.verbose,
         word_wrap=options.word_wrap,
         keep_alive=options.keep_alive,
+        projector=options.projector,
     )
     with quiet_input():
         shown = _with_model(client, model, options.insecure, lambda: client.show(model))
@@ -197,4 +218,5 @@ def talk(client: Client, model: str, options: RunOptions) -> None:
         with Spinner():
             for _ in client.generate(session.load_request()):
                 pass
+        session.sees = bool(options.projector) or "vision" in capabilities
         converse(client, session, history=shown.get("messages") or [], keep_history=not settings().no_history)

@@ -19,6 +19,8 @@ class Session:
     verbose: bool = False
     word_wrap: bool = True
     keep_alive: str | int | None = None
+    projector: str = ""  # a file that the model sees with
+    sees: bool = False
 
     @property
     def system(self) -> str:
@@ -38,6 +40,7 @@ class Session:
 
     def load(self, model: str) -> None:
         self.model = model
+        self.projector = ""
         self.messages = []
         self.options = {}
 
@@ -59,4 +62,6 @@ class Session:
             request["think"] = self.think
         if self.keep_alive is not None:
             request["keep_alive"] = self.keep_alive
+        if self.projector:
+            request["projector"] = self.projector
         return request

@@ -57,8 +57,10 @@ class LoadRequirements:
             return False
         if loaded.flash_attention != self.options.flash_attention:
             return False
-        if loaded.adapters != self.options.adapters or loaded.projector != self.options.projector:
+        if loaded.adapters != self.options.adapters:
             return False
+        if self.options.projector not in ("", loaded.projector):
+            return False  # one that sees serves those who ask for a model that only reads
         compared = self.explicit - {"n_ctx"}
         if self.options.n_batch == self.options.n_ctx < loaded.n_batch:
             compared -= {"n_batch"}  # a batch is never larger than the context: a smaller context alone explains the difference

@@ -41,12 +41,12 @@ class Store(ModelFolder):
         """As the folder's; a source's reference (``pypi:PACKAGE``) finds the model that was pulled from there."""
         return self._pulled_from(self.source_of(text)) if is_reference(text) else super().find(text)
 
-    def from_file(self, path: str | Path) -> StoredModel:
-        """A GGUF file outside the store as a model named by its path; nothing is copied.
+    def from_file(self, path: str | Path, projector: str | Path = "") -> StoredModel:
+        """A GGUF file outside the store as a model named by its path; nothing is copied. *projector*: what it sees with.
 
-        Errors: NotFound; FileFormatError when it is no sound GGUF file or no language model.
+        Errors: NotFound; FileFormatError when it is no sound GGUF file or no language model, or the other no projector.
         """
-        return file.open_model(path)
+        return file.open_model(path, projector)
 
     def take(self, text: str, report: Report = silent) -> str:
         """Make a blob of a file on this machine, of which a client is about to make a model; returns its digest.

@@ -44,7 +44,7 @@ class CheckedRequest:
 async def check(request: InferenceRequest, store: Store, settings: Settings) -> CheckedRequest:
     """Errors: what opening the model raises; BadRequest for what it or this server cannot do; OptionTypeError; Forbidden."""
     native = request.native
-    model = await open_model(store, request.caller, native.model)
+    model = await open_model(store, request.caller, native.model, native.projector)
     _check_abilities(model, native)
     unused = list(request.unused)
     think = _think(model, native)

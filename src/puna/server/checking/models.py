@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from puna.errors import Forbidden, NotFound
+from puna.errors import BadRequest, Forbidden, NotFound
 from puna.server.http.caller import Caller
 from puna.settings import FOREVER
 from puna.store.models.details import read_details
@@ -12,21 +12,23 @@ from puna.store.models.model import StoredModel
 from puna.store.store import Store
 
 
-async def open_model(store: Store, caller: Caller, name: str) -> StoredModel:
-    """A model of the store, or for callers on this machine a GGUF file by its path.
+async def open_model(store: Store, caller: Caller, name: str, projector: str = "") -> StoredModel:
+    """A model of the store, or for callers on this machine a GGUF file by its path, which *projector* may lie beside.
 
-    Errors: NotFound; InvalidName; FileFormatError; UnsupportedModel.
+    Errors: NotFound; InvalidName; FileFormatError; UnsupportedModel; BadRequest for a projector of what is no file.
     """
-    return await asyncio.to_thread(_open, store, name, is_local=caller.is_local)
+    return await asyncio.to_thread(_open, store, name, projector, is_local=caller.is_local)
 
 
-def _open(store: Store, name: str, *, is_local: bool) -> StoredModel:
+def _open(store: Store, name: str, projector: str, *, is_local: bool) -> StoredModel:
     if not name:
         raise NotFound("model '' not found")
     is_file = name.startswith(("/", "./")) and name.endswith(".gguf")
     if is_file and not is_local:
         raise NotFound(f"model '{name}' not found: files are served to callers on this machine only")
-    model = store.from_file(name) if is_file else store.get(name)
+    if projector and not is_file:
+        raise BadRequest("projector: only a model that is a file has another file beside it; others are made of both")
+    model = store.from_file(name, projector) if is_file else store.get(name)
     path = model.model_path  # raises for what only stands for a model elsewhere
     if model.file is None:
         read_details(path)  # raises what is wrong with the file

@@ -46,15 +46,18 @@ def check_takeable(text: str) -> None:
         raise BadRequest(f"{path.name} is neither a GGUF file nor one of safetensors")
 
 
-def open_model(path: str | Path) -> StoredModel:
-    """A model named by its path.
+def open_model(path: str | Path, projector: str | Path = "") -> StoredModel:
+    """A model named by its path. *projector* is a file beside it that it sees with.
 
-    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model.
+    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model, or the other no projector.
     """
     absolute = Path(path).expanduser().absolute()
     details = read_details(absolute)
     if details.kind != "model":
         raise FileFormatError(f"{path} holds no model but a{'n' if details.kind == 'adapter' else ''} {details.kind}")
+    eyes = Path(projector).expanduser().absolute() if projector else None
+    if eyes is not None and read_details(eyes).kind != "projector":
+        raise FileFormatError(f"{projector} holds no projector but a {read_details(eyes).kind}")
     try:
         found = absolute.stat()
     except OSError as error:
@@ -66,5 +69,6 @@ def open_model(path: str | Path) -> StoredModel:
         n_bytes=found.st_size,
         modified_at=found.st_mtime,
         weights_path=absolute,
+        projector_paths=(eyes,) if eyes else (),
         config=ModelConfig(model_format="gguf"),
     )
