@@ -16,6 +16,7 @@ from puna.ml.attention import AttentionRange, Scoring
 from puna.ml.backend import row_bytes
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
+from puna.ml.turning import hadamard
 from puna.native import products
 from tests.tiny import quantize
 
@@ -49,6 +50,8 @@ class Case:
     is_masked: bool = True  # otherwise there is no mask, and every row sees every cell
     seed: int = 0
     least_cells: int = 0  # of the pool
+    key_turn: int = 0
+    value_turn: int = 0
 
     @property
     def width_v(self) -> int:
@@ -134,7 +137,7 @@ class Data:
             for s in range(r.n_sequences):
                 cells = slice(r.begin + s * r.stride, r.begin + s * r.stride + r.n_cells)
                 key, value = (np.repeat(x[cells].astype(np.float64), group, axis=1) for x in (self.key, self.value))
-                query = self.query[row : row + r.n_rows].astype(np.float64)
+                query = _turned(self.query[row : row + r.n_rows].astype(np.float64), case.key_turn)
                 row += r.n_rows
                 scores = np.einsum("nhd,mhd->hnm", query, key) * case.scale
                 if case.softcap:
@@ -148,8 +151,12 @@ class Data:
                 total = weights.sum(-1, keepdims=True)
                 if case.has_sinks:
                     total = total + np.exp(self.sinks[:, None, None] - largest)
-                parts.append(np.einsum("hnm,mhd->nhd", weights / total, value))
+                parts.append(_turned(np.einsum("hnm,mhd->nhd", weights / total, value), case.value_turn))
         return np.concatenate(parts)
+
+
+def _turned(x: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    return (x.reshape(-1, width) @ hadamard(width).astype(np.float64)).reshape(x.shape) if width else x
 
 
 def _slopes(n_heads: int, max_bias: float) -> NDArray[np.float64]:
@@ -187,7 +194,9 @@ def prepared(backend: GGMLBackend, data: Data, n_layers: int = 1) -> Iterator[An
                 parts.append(ctx.use(pool).view(shape, (cell, head, r.stride * cell), r.begin * cell))
             ranges.append(AttentionRange(row, r.n_rows, r.n_sequences, parts[0], parts[1], mask if case.is_masked else None))
             row += r.n_rows * r.n_sequences
-        scoring = Scoring(case.scale, case.softcap, sinks if case.has_sinks else None, case.max_bias)
+        scoring = Scoring(
+            case.scale, case.softcap, sinks if case.has_sinks else None, case.max_bias, case.key_turn, case.value_turn
+        )
         outputs.append(ctx.attention(query, ranges, scoring))
         ctx.output(outputs[-1])
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
+from puna.ml.turning import hadamard
 from puna.native.kernels.library import ATTENTION, kernels
 from tests.attended import Case, Data, Rows, prepared
 from tests.packed import error
@@ -29,6 +30,8 @@ CASES = {
     "one head of keys": Case((Rows(3, 256),), head_dim=96, n_heads=5, n_kv_heads=1),
     "no mask": Case((Rows(150, 150),), head_dim=72, n_kv_heads=4, is_masked=False),
     "no mask, several": Case((Rows(9, 256), Rows(1, 37, begin=256)), is_masked=False, softcap=2.0),
+    "turned keys and values": Case((Rows(9, 256), Rows(1, 512, begin=256)), head_dim=128, key_turn=128, value_turn=64),
+    "turned wide keys": Case((Rows(30, 256),), head_dim=192, head_dim_v=128, key_turn=64, value_turn=128, n_kv_heads=1),
     "narrower values": Case((Rows(3, 256),), head_dim=192, head_dim_v=128, n_kv_heads=4),
     "values in keys": Case((Rows(3, 256),), head_dim=576, head_dim_v=512, n_kv_heads=1, values_in_keys=True),
 }
@@ -72,6 +75,29 @@ def test_every_row_s_mixture_is_exact(backend: GGMLBackend, name: str) -> None:
     with prepared(backend, data) as (run, result):
         run()
         assert error(result(), data.expected()) < EXACT
+
+
+@pytest.mark.parametrize("width", [16, 64, 256])
+def test_a_turn_is_a_product_with_its_matrix_and_its_own_inverse(backend: GGMLBackend, width: int) -> None:
+    backend.allocate()
+    context = backend.context(32)
+    x = context.input(DType.F32, 512, 3, 5)
+    once = context.turn(x.permute(0, 2, 1, 3), width)
+    twice = context.turn(once, width)
+    for tensor in (once, twice):
+        context.output(tensor)
+    values = np.random.default_rng(width).standard_normal((5, 3, 512), np.float32)
+    context.set(x, values)
+    for _ in range(2):
+        context.set(x, values)
+        assert context.compute()
+    found, back = np.empty((3, 5, 512), np.float32), np.empty((3, 5, 512), np.float32)
+    context.get(once, found)
+    context.get(twice, back)
+    context.close()
+    expected = values.transpose(1, 0, 2).reshape(-1, width).astype(np.float64) @ hadamard(width)
+    assert error(found, expected.reshape(found.shape)) < 1e-6
+    assert error(back, values.transpose(1, 0, 2).astype(np.float64)) < 1e-6
 
 
 @pytest.mark.parametrize("way", ["fused", *KERNELS.available()], indirect=True)

@@ -12,7 +12,6 @@ from typing import Protocol, runtime_checkable
 
 from puna.errors import PunaError
 from puna.kvcache.batch import Batch
-from puna.kvcache.rotation import Rotation
 from puna.ml.attention import AttentionRange
 from puna.ml.backend import Context
 from puna.ml.tensor import Tensor
@@ -47,8 +46,8 @@ class Limits:
 class Attended(AttentionRange):
     """A range as the cache holds it; all of a layer are turned alike."""
 
-    key_rotation: Rotation | None = None  # the keys are turned: so must the queries be,
-    value_rotation: Rotation | None = None  # and the values: what is mixed from them must be turned back
+    key_turn: int = 0  # how many channels of the keys are turned together, and so must the queries' be,
+    value_turn: int = 0  # and of the values: what is mixed from them must be turned back
 
 
 class Sequences(Protocol):

@@ -23,7 +23,7 @@ from puna.kvcache.cache import NotSupported as NotSupported
 from puna.kvcache.cells import END, CacheFull, Cells, padded
 from puna.kvcache.forgotten import Forgotten, Stretch, before, held_from, resume_point
 from puna.kvcache.masks import HIDDEN, show
-from puna.kvcache.rotation import Rotation, key_rotation, value_rotation
+from puna.kvcache.rotation import key_turn, value_turn
 from puna.kvcache.rows import Bytes, Pool, pieces, read_rows, write_rows
 from puna.kvcache.span import Span
 from puna.kvcache.views import PADDING, Range, View, plan
@@ -117,7 +117,7 @@ class CausalCache:
         self._sees_ahead = sees_ahead
         if dtype in (DType.Q8_0, DType.Q4_0) and any(dim % 32 for dim in self._dims):
             raise BadRequest(f"a {dtype.name} cache needs heads that are a multiple of 32 wide, this model's are {head_dim_k}")
-        self._key_rotation, self._value_rotation = self._rotations()
+        self._turns = self._widths_of_turns()
         # A forgetting sequence's home holds what it keeps and a batch, so it never needs another's room.
         small, large = (padded(n, PADDING) for n in (span.n_kept + limits.n_batch, -(-limits.n_cells // limits.max_sequences)))
         self.forgets = span.is_bounded and small < large
@@ -139,14 +139,15 @@ class CausalCache:
         self._mask_inputs: list[Tensor] = []
         self._staging = np.zeros(0, np.float16)
 
-    def _rotations(self) -> tuple[Rotation | None, Rotation | None]:
+    def _widths_of_turns(self) -> tuple[int, int]:
+        """How many channels of keys and of values are turned together; 0: none."""
         if self._dtype not in (DType.Q8_0, DType.Q4_0):
-            return None, None
-        keys = key_rotation(self._dims[0])
+            return 0, 0
+        keys = key_turn(self._dims[0])
         if len(self._stored_dims) == 2:
-            return keys, value_rotation(self._dims[1])
-        is_closed = keys is not None and self._dims[1] % keys.width == 0  # values lie in the keys and turn with them
-        return (keys, keys) if is_closed else (None, None)
+            return keys, value_turn(self._dims[1])
+        is_closed = keys and self._dims[1] % keys == 0  # values lie in the keys and turn with them
+        return (keys, keys) if is_closed else (0, 0)
 
     # For models.
 
@@ -155,10 +156,7 @@ class CausalCache:
 
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
         assert self._row_input is not None, "make_inputs comes before the model's forward"
-        turned = (
-            self._key_rotation(key) if self._key_rotation else key,
-            self._value_rotation(value) if self._value_rotation and len(self._stored_dims) == 2 else value,
-        )
+        turned = [ctx.turn(new, width) if width else new for new, width in zip((key, value), self._turns, strict=True)]
         for pool, new in zip(self._pools[self._layer], turned, strict=False):  # values may lie in the keys
             ctx.forward(ctx.use(pool).set_rows(new.flatten(), self._row_input))
 
@@ -174,8 +172,7 @@ class CausalCache:
             strides = (cell_bytes, row_bytes(self._dtype, stored_dim), view.stride * cell_bytes)
             shape = (dim, view.n_cells, n_heads, view.n_sequences)
             parts.append(ctx.use(pool).view(shape, strides, view.begin * cell_bytes))
-        rotations = self._key_rotation, self._value_rotation
-        return Attended(view.row, view.n_rows, view.n_sequences, parts[0], parts[1], mask, *rotations)
+        return Attended(view.row, view.n_rows, view.n_sequences, parts[0], parts[1], mask, *self._turns)
 
     # For the runner.
 
@@ -276,28 +273,18 @@ class CausalCache:
 
     @property
     def inputs(self) -> object:
-        return self._row_input, self._mask_inputs, [(r, r.input) for r in self._each_rotation]
+        return self._row_input, self._mask_inputs
 
     @inputs.setter
     def inputs(self, made: Any) -> None:
-        self._row_input, self._mask_inputs, rotations = made
-        for rotation, matrix in rotations:
-            rotation.input = matrix
+        self._row_input, self._mask_inputs = made
 
     def make_inputs(self, ctx: Context) -> None:
         self._row_input = ctx.input(DType.I64, len(self._rows))
         self._mask_inputs = [ctx.input(DType.F16, v.n_cells, v.n_rows, 1, v.n_sequences) for v in self._views]
-        for rotation in self._each_rotation:
-            rotation.make_input(ctx)
-
-    @property
-    def _each_rotation(self) -> set[Rotation]:
-        return {r for r in (self._key_rotation, self._value_rotation) if r is not None}
 
     def set_inputs(self, ctx: Context) -> None:
         assert self._row_input is not None
-        for rotation in self._each_rotation:
-            rotation.set_input(ctx)
         assert self._batch is not None, "a reserved graph is never computed"
         ctx.set(self._row_input, self._rows)
         for view, mask in zip(self._views, self._mask_inputs, strict=True):
@@ -467,10 +454,7 @@ class CausalCache:
         """Turn the keys of all layers in the cells from first on; cells of others turn by nothing."""
         assert self._shift is not None
         ctx = self._backend.context(16 + 16 * len(self._pools))
-        # Its own: the step's graph goes on with the inputs it has.
-        rotation = Rotation(self._key_rotation.width) if self._key_rotation else None
-        if rotation:
-            rotation.make_input(ctx)
+        width = self._turns[0]
         turned_by = text_axes(changes) if self._has_axes else changes
         turns = ctx.input(DType.I32, turned_by.size)
         ctx.forward(turns)  # gets memory, even where no layer turns its keys
@@ -479,10 +463,8 @@ class CausalCache:
             strides = (row_bytes(self._dtype, dim), row_bytes(self._dtype, dim * n_heads))
             keys = ctx.use(pool).view((dim, n_heads, len(changes)), strides, first * strides[1])
             plain = keys if self._dtype is DType.F16 else keys.cast(DType.F32)
-            moved = self._shift(layer, rotation(plain) if rotation else plain, turns)
-            ctx.forward((rotation(moved) if rotation else moved).copy_to(keys))
-        if rotation:
-            rotation.set_input(ctx)
+            moved = self._shift(layer, ctx.turn(plain, width) if width else plain, turns)
+            ctx.forward((ctx.turn(moved, width) if width else moved).copy_to(keys))
         ctx.set(turns, turned_by)
         ctx.compute()
         ctx.close()

@@ -30,9 +30,14 @@ class Scoring:
     A softcap c bends scores s = scale * q·k to c * tanh(s / c), then the mask is added. Sinks F32 [n_heads] are scores that
     take part in the softmax and stand for no key. With a max_bias the mask is multiplied by a slope of each head before it
     is added (Press et al. 2021).
+
+    Keys may lie turned, so many channels together (puna.ml.backend.Context.turn), and then queries are turned as well; values,
+    and then what is mixed of them is turned back.
     """
 
     scale: float
     softcap: float = 0.0
     sinks: Tensor | None = None
     max_bias: float = 0.0
+    key_turn: int = 0
+    value_turn: int = 0

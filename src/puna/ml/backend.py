@@ -55,6 +55,12 @@ class Context(Protocol):
         heads in groups, n_heads / n_kv_heads one after another the same.
         """
 
+    def turn(self, x: Tensor, width: int) -> Tensor:
+        """X F32 [n_in, ...] with every *width* values of a column times an orthonormal Walsh-Hadamard matrix.
+
+        That is its own inverse. The width is a power of two from 16 on.
+        """
+
     def output(self, tensor: Tensor) -> None:
         """As forward, and keep its memory until the graph is rebuilt."""
 

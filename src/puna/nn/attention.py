@@ -29,11 +29,5 @@ def attention(
             ctx.forward(tensor)  # keeps the products together, before the cache is written
         cache.put(ctx, key, value)
     ranges = cache.get(ctx)
-    turn, turn_back = ranges[0].key_rotation, ranges[0].value_rotation
-    if turn:
-        query = turn(query)
-    mixed = ctx.attention(query, ranges, Scoring(scale, softcap, sinks))
-    if turn_back:
-        n_heads, n = query.shape[1:3]
-        mixed = turn_back(mixed.reshape(mixed.shape[0] // n_heads, n_heads, n)).flatten()
-    return mixed
+    turns = ranges[0].key_turn, ranges[0].value_turn
+    return ctx.attention(query, ranges, Scoring(scale, softcap, sinks, 0.0, *turns))

@@ -75,9 +75,7 @@ class GGMLBackend:
 
             own = kernels if kernels and all(d.is_cpu for d in assignment) else None
             self._packer = packer = Packer(own, allows, has_adapters=bool(adapters)) if own else None
-            if own and flash_attention:
-                self._attend = OwnAttention(own, allows)
-
+            self._own_attention = OwnAttention(own, allows) if own and flash_attention else None
             if packer:
                 stack.callback(packer.free)
 
@@ -259,7 +257,7 @@ class GGMLBackend:
         if max_nodes not in self._arenas:
             self._arenas[max_nodes] = np.empty(GGMLContext.arena_bytes(max_nodes) + 1024, np.uint8)
         scheduler, arena = self._scheduler_for(max_nodes), self._arenas[max_nodes]
-        context = GGMLContext(scheduler, max_nodes, arena, self._attend)
+        context = GGMLContext(scheduler, max_nodes, arena, self._attend, self._own_attention)
         if self._packer:
             self._packer.roundings.begin(context.address)
         return context

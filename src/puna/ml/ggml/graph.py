@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy.typing as npt
 from puna.errors import OutOfMemory, PunaError
 from puna.ml.attention import Scoring
 from puna.ml.ggml.attention import Attended, Attention, fused
+from puna.ml.ggml.own_attention import OwnAttention
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.tensor import DType
+from puna.ml.turning import hadamard
 from puna.native import arrays, structs
 from puna.native.ggml import STATUS_ABORTED, STATUS_SUCCESS, ggml
 
@@ -23,8 +26,17 @@ class GGMLContext:
     Tensors given to it are GGMLTensors of the same backend; the protocol it fills cannot say so.
     """
 
-    def __init__(self, scheduler: int, max_nodes: int, arena: npt.NDArray[np.uint8], attend: Attention = fused) -> None:
+    def __init__(
+        self,
+        scheduler: int,
+        max_nodes: int,
+        arena: npt.NDArray[np.uint8],
+        attend: Attention = fused,
+        own_attention: OwnAttention | None = None,
+    ) -> None:
         self._attend = attend
+        self._own_attention = own_attention
+        self._turns: dict[int, GGMLTensor] = {}  # matrices by width, set before every compute
         self.scheduler = scheduler
         self._arena = arena
         self.address = structs.new_context(arena.size, arena.ctypes.data)
@@ -55,7 +67,22 @@ class GGMLContext:
         ggml().ggml_build_forward_expand(self._graph, tensor.address)
 
     def attention(self, query: Any, ranges: Sequence[Attended], scoring: Scoring) -> GGMLTensor:
-        return self._attend(query, ranges, scoring, self._at_close.append)
+        own = self._own_attention
+        if own and own.takes(ranges):
+            return own(query, ranges, scoring, self._at_close.append)
+        if scoring.key_turn:
+            query = self.turn(query, scoring.key_turn)
+        mixed = self._attend(query, ranges, scoring, self._at_close.append)
+        return self.turn(mixed, scoring.value_turn) if scoring.value_turn else mixed
+
+    def turn(self, x: Any, width: int) -> GGMLTensor:
+        if self._own_attention:
+            return self._own_attention.turned(x, width)
+        if width not in self._turns:
+            self._turns[width] = self.input(DType.F32, width, width)
+        n_in, *others = x.shape
+        pieces = x.contiguous().reshape(width, n_in // width * math.prod(others))
+        return self._turns[width].mul_mat(pieces).reshape(n_in, *others)
 
     def output(self, tensor: Any) -> None:
         ggml().ggml_set_output(tensor.address)
@@ -95,6 +122,8 @@ class GGMLContext:
 
     def compute(self) -> bool:
         self.allocate()
+        for width, matrix in self._turns.items():
+            self.set(matrix, hadamard(width))
         status = ggml().ggml_backend_sched_graph_compute(self.scheduler, self._graph)
         if status == STATUS_ABORTED:
             return False

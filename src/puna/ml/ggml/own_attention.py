@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from puna.ml.attention import Scoring
-from puna.ml.ggml.attention import AtClose, Attended, fused, joined
+from puna.ml.ggml.attention import AtClose, Attended, joined
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.tensor import DType
 from puna.native import structs
@@ -30,10 +30,18 @@ class OwnAttention:
         names = {DType.F32: "f32", DType.F16: "f16", DType.Q8_0: "q8_0", DType.Q4_0: "q4_0"}
         self._types = {int(t) for t, name in names.items() if kernels.puna_can_attend(int(t)) and allows(ATTENTION, name)}
 
-    def __call__(self, query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring, at_close: AtClose) -> GGMLTensor:
+    def takes(self, ranges: Sequence[Attended]) -> bool:
         is_masked = all(to.mask for to in ranges)
-        if not is_masked or not {structs.type_of(x.address) for to in ranges for x in (to.key, to.value)} <= self._types:
-            return fused(query, ranges, scoring, at_close)
+        return is_masked and {structs.type_of(x.address) for to in ranges for x in (to.key, to.value)} <= self._types
+
+    def turned(self, x: GGMLTensor, width: int) -> GGMLTensor:
+        if x.strides[0] != 4 or structs.type_of(x.address) != TYPE_F32:
+            x = x.cast(DType.F32).contiguous()
+        operands, address = structs.pointers([x.address]), self._kernels.nodes["puna_turn_node"]
+        return GGMLTensor(ggml().ggml_custom_4d(x.graph, TYPE_F32, *x.shape, operands, 1, address, N_TASKS_MAX, width), x.graph)
+
+    def __call__(self, query: GGMLTensor, ranges: Sequence[Attended], scoring: Scoring, at_close: AtClose) -> GGMLTensor:
+        """Of ranges that it takes; what lies turned meets turned queries and is turned back in the same node."""
         if query.strides[0] != 4 or structs.type_of(query.address) != TYPE_F32:
             query = query.cast(DType.F32).contiguous()
         parts = [ranges[i : i + MOST_RANGES] for i in range(0, len(ranges), MOST_RANGES)]
@@ -55,7 +63,7 @@ class OwnAttention:
         k = self._kernels
         attention = k.puna_attention_new(
             *(n_heads, n_key_heads, key.shape[0], width, len(ranges), described.ctypes.data),
-            *(bool(sinks), scoring.scale, scoring.softcap, scoring.max_bias),
+            *(bool(sinks), scoring.scale, scoring.softcap, scoring.max_bias, scoring.key_turn, scoring.value_turn),
         )
         at_close(lambda: k.puna_attention_free(attention))
         operands: list[GGMLTensor] = [query, key, value, *(to.mask for to in ranges), *sinks]  # type: ignore[list-item]

@@ -27,6 +27,7 @@ struct AttentionPiece {
   int64_t mask_token;                  // from one token to the next
   float scale, softcap;
   const float* slopes;  // of each query head; null: the mask is added as it is
+  int64_t key_turn;     // the keys lie turned, so many values together, and so must queries be; 0: they do not
   float* found;         // [n_heads][n][found_width(value.width)] of each part, or of all parts together
   int64_t stride;       // floats from a part's to the next one's; 0: together
   void* scratch;        // attention_scratch(piece) bytes
@@ -42,7 +43,8 @@ static inline int64_t found_width(int64_t value_width) { return lines_of(value_w
 struct Merge {
   float* found;
   int64_t n, stride, width;
-  const float* sink;  // null: none
+  const float* sink;   // null: none
+  int64_t value_turn;  // what was found is to be turned back; 0: not
   float* to;
 };
 
@@ -62,6 +64,7 @@ struct AttentionInstructions {
   int few_rows;  // as many rows, or fewer, are computed one by one for several key heads; more, side by side
   void (*attend)(const AttentionPiece&);
   void (*merge)(const Merge&);
+  void (*turn)(float* x, int64_t n, int64_t width);
 };
 
 extern const AttentionInstructions portable_attention;

@@ -13,6 +13,6 @@
 
 namespace puna {
 
-extern const AttentionInstructions PUNA_JOINED(PUNA_INSTRUCTIONS, _attention) = {few_rows<Floats>, attend<Floats>, merge<Floats>};
+extern const AttentionInstructions PUNA_JOINED(PUNA_INSTRUCTIONS, _attention) = {few_rows<Floats>, attend<Floats>, merge<Floats>, turn_values};
 
 }  // namespace puna

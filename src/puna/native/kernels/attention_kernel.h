@@ -17,6 +17,7 @@
 #pragma once
 #include "attention.h"
 #include "half.h"
+#include "turning.h"
 
 #define PUNA_INLINE inline __attribute__((always_inline))
 #define PUNA_INLINE_LAMBDA __attribute__((always_inline))
@@ -257,6 +258,13 @@ inline void empty_all(const AttentionPiece& p) {
     }
 }
 
+// A query as keys are multiplied with it, with zeros up to a whole line.
+inline void read_query(const AttentionPiece& p, const Scores& how, const float* from, float* to) {
+  for (int64_t k = 0; k < p.key.width; k++) to[k] = from[k] * how.factor;
+  for (int64_t k = p.key.width; k < lines_of(p.key.width); k++) to[k] = 0;
+  if (p.key_turn) turn_values(to, p.key.width, p.key_turn);
+}
+
 inline float slope_of(const AttentionPiece& p, int64_t query_head) { return p.slopes ? p.slopes[query_head] : 1.0f; }
 
 // ---- few rows
@@ -398,8 +406,7 @@ template <class L> inline void attend_few(const AttentionPiece& p) {
       const int64_t token = (p.first + i) / group, head = (p.first_head + h) * group + (p.first + i) % group;
       const float* from = reinterpret_cast<const float*>(p.query + token * p.query_token + head * p.query_head);
       float* to = q + (h * p.n + i) * key_width;
-      for (int64_t k = 0; k < p.key.width; k++) to[k] = from[k] * how.factor;
-      for (int64_t k = p.key.width; k < key_width; k++) to[k] = 0;
+      read_query(p, how, from, to);
     }
   const int64_t width = found_width(p.value.width);
   const auto clear = [&] {
@@ -609,7 +616,8 @@ template <class L> inline void attend_many(const AttentionPiece& p) {
       const bool is_row = i < p.n;
       const int64_t token = (p.first + i) / group, head = (p.first_head + h) * group + (p.first + i) % group;
       const float* from = reinterpret_cast<const float*>(p.query + token * p.query_token + head * p.query_head);
-      for (int64_t k = 0; k < key_width; k++) q[k * most_rows + i] = is_row && k < p.key.width ? from[k] * how.factor : 0.0f;
+      if (is_row) read_query(p, how, from, keys);
+      for (int64_t k = 0; k < key_width; k++) q[k * most_rows + i] = is_row ? keys[k] : 0.0f;
       slopes[i] = is_row ? how.mask * slope_of(p, head) : 0.0f;
     }
     const auto clear = [&] {
@@ -716,6 +724,7 @@ template <class L> void merge(const Merge& m) {
   int64_t k = 0;
   for (; k + L::width <= m.width; k += L::width) L::store(m.to + k, L::times(L::load(all + k), L::set(share)));
   for (; k < m.width; k++) m.to[k] = all[k] * share;
+  if (m.value_turn) turn_values(m.to, m.width, m.value_turn);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ constexpr int64_t most_slots = 512;
 constexpr int most_shared = 256;  // units of work that several pieces share
 
 struct Attention {
-  int64_t n_heads, n_key_heads, key_width, value_width, n_ranges;
+  int64_t n_heads, n_key_heads, key_width, value_width, n_ranges, key_turn, value_turn;
   bool has_sinks;
   float scale, softcap;
   Range* ranges;
@@ -160,7 +160,7 @@ void attend_piece(Attention& a, const Tensor* node, const Cut& cut, int64_t rang
   p.first = row_at(chunk), p.n = row_at(chunk + 1) - p.first;
   p.mask = mask_of(node, range, sequence);
   p.mask_token = static_cast<int64_t>(node->src[operands + range]->nb[1] / 2);
-  p.scale = a.scale, p.softcap = a.softcap, p.slopes = a.slopes;
+  p.scale = a.scale, p.softcap = a.softcap, p.slopes = a.slopes, p.key_turn = a.key_turn;
   p.scratch = memory.piece.of(attention_scratch(p.n_heads, p.n, a.key_width, a.value_width));
   float* result = static_cast<float*>(node->data);
   float* found = nullptr;
@@ -185,6 +185,7 @@ void attend_piece(Attention& a, const Tensor* node, const Cut& cut, int64_t rang
       m.found = found + (h * p.n + i) * found_width(a.value_width);
       m.n = p.stride ? cut.parts : 1, m.stride = p.stride, m.width = a.value_width;
       m.sink = sinks ? static_cast<const float*>(sinks->data) + head : nullptr;
+      m.value_turn = a.value_turn;
       m.to = result + ((token + (p.first + i) / group) * a.n_heads + head) * a.value_width;
       chosen->attention->merge(m);
     }
@@ -198,12 +199,14 @@ using namespace puna;
 // Whether a cache may hold keys or values of this type.
 PUNA_EXPORT bool puna_can_attend(int type) { return can_be_attended(type); }
 
-// Attention of *n_ranges* ranges of rows; of each the eight numbers of a Range.
+// Attention of *n_ranges* ranges of rows; of each the eight numbers of a Range. The turns: how many of a head's values lie turned
+// together, 0 where none do; powers of two from 16 on.
 PUNA_EXPORT void* puna_attention_new(int64_t n_heads, int64_t n_key_heads, int64_t key_width, int64_t value_width, int64_t n_ranges,
-                                     const int64_t* ranges, bool has_sinks, float scale, float softcap, float max_bias) {
+                                     const int64_t* ranges, bool has_sinks, float scale, float softcap, float max_bias, int64_t key_turn,
+                                     int64_t value_turn) {
   Attention* a = new Attention;
   a->n_heads = n_heads, a->n_key_heads = n_key_heads, a->key_width = key_width, a->value_width = value_width, a->n_ranges = n_ranges;
-  a->has_sinks = has_sinks, a->scale = scale, a->softcap = softcap;
+  a->has_sinks = has_sinks, a->scale = scale, a->softcap = softcap, a->key_turn = key_turn, a->value_turn = value_turn;
   a->ranges = new Range[static_cast<size_t>(n_ranges)];
   static_assert(sizeof(Range) == 8 * sizeof(int64_t), "as the caller has them");
   memcpy(static_cast<void*>(a->ranges), ranges, sizeof(Range) * static_cast<size_t>(n_ranges));
@@ -245,4 +248,15 @@ PUNA_EXPORT void puna_attention_node(void* node, int, int n_threads, void* atten
     while (cuts[range].first_piece > i) range--;
     attend_piece(a, to, cuts[range], range, i - cuts[range].first_piece);
   });
+}
+
+// Node: x F32 [n_in, n...], every so many values of a column turned; user data is their number.
+PUNA_EXPORT void puna_turn_node(void* node, int thread, int n_threads, void* width) {
+  const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0];
+  const int64_t n = n_columns(x), n_in = x->ne[0];
+  for (int64_t i = n * thread / n_threads; i < n * (thread + 1) / n_threads; i++) {
+    float* y = static_cast<float*>(to->data) + i * n_in;
+    memcpy(y, column(x, i), static_cast<size_t>(n_in) * sizeof(float));
+    chosen->attention->turn(y, n_in, reinterpret_cast<intptr_t>(width));
+  }
 }

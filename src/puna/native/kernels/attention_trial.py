@@ -38,7 +38,7 @@ class OwnAttention:
         with ExitStack() as stack:
             computed = stack.enter_context(products.described())
             shape = N_HEADS, N_KEY_HEADS, WIDTH, WIDTH, 1
-            attention = k.puna_attention_new(*shape, ctypes.addressof(ranges), False, 1 / WIDTH, 0.0, 0.0)
+            attention = k.puna_attention_new(*shape, ctypes.addressof(ranges), False, 1 / WIDTH, 0.0, 0.0, 0, 0)
             stack.callback(k.puna_attention_free, attention)
             queries = g.ggml_new_tensor_3d(computed, TYPE_F32, WIDTH, N_HEADS, n)
             cells = g.ggml_new_tensor_2d(computed, tensor_type, WIDTH * N_KEY_HEADS, N_CELLS)

@@ -23,7 +23,7 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 
 # Of packed matrices, which all instruction sets read alike: another one when formats.h lays them out in another way.
 LAYOUT = "1"
@@ -56,7 +56,7 @@ SHORT = {
     "puna_normaliser_new": "p if",
     "puna_normaliser_free": "v p",
     "puna_can_attend": "b i",
-    "puna_attention_new": "p lllllpbfff",
+    "puna_attention_new": "p lllllpbfffll",
     "puna_attention_floats": "l p",
     "puna_attention_free": "v p",
 }
@@ -75,7 +75,7 @@ LONG = {
 NODES = (
     *("puna_round_node", "puna_normalise_node", "puna_linear_node", "puna_column_linear_node", "puna_rows_node"),
     *("puna_order_node", "puna_experts_node", "puna_token_experts_node"),
-    "puna_attention_node",
+    *("puna_attention_node", "puna_turn_node"),
 )
 
 

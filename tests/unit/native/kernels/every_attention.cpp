@@ -12,7 +12,7 @@ extern "C" {
 const char* puna_instructions(int);
 bool puna_use_instructions(const char*);
 bool puna_can_attend(int);
-void* puna_attention_new(int64_t, int64_t, int64_t, int64_t, int64_t, const int64_t*, bool, float, float, float);
+void* puna_attention_new(int64_t, int64_t, int64_t, int64_t, int64_t, const int64_t*, bool, float, float, float, int64_t, int64_t);
 int64_t puna_attention_floats(void*);
 void puna_attention_free(void*);
 void puna_attention_node(void*, int, int, void*);
@@ -141,7 +141,7 @@ static double largest_error() {
   float* sink = block<float>(heads);
   for (int64_t h = 0; h < heads; h++) sink[h] = 2 * unit();
   sinks.data = sink;
-  void* attention = puna_attention_new(heads, key_heads, key_width, value_width, n_ranges, numbers.data(), has_sinks, scale, softcap, max_bias);
+  void* attention = puna_attention_new(heads, key_heads, key_width, value_width, n_ranges, numbers.data(), has_sinks, scale, softcap, max_bias, 0, 0);
   float* result = block<float>(puna_attention_floats(attention));
   node.data = result, node.src[0] = &query, node.src[1] = &key, node.src[2] = &value;
   for (int64_t i = 0; i < n_ranges; i++) node.src[3 + i] = &masks[static_cast<size_t>(i)];
