@@ -145,7 +145,7 @@ QWEN3NEXT = Row(
 )
 
 QWEN35 = Row(
-    models="Qwen 3.5 and 3.6: 0.8B to 27B, text only",
+    models="Qwen 3.5 and 3.6: 0.8B to 27B",
     attends=_STATES,
     write=partial(write_qwen3next, architecture="qwen35", n_experts=0),
     variants={
@@ -184,7 +184,7 @@ QWEN35_INTERLEAVED = Row(
 # changes the router's log-probabilities by up to 7e-3. Of 28784 choices, in 200 files, one falls otherwise: two experts are
 # 1.3e-3 apart there, the engines 1.7e-3. The contract's file has no such tie.
 QWEN35_MOE = Row(
-    models="Qwen 3.5 and 3.6: 35B-A3B and larger, text only",
+    models="Qwen 3.5 and 3.6: 35B-A3B and larger",
     attends=_STATES,
     write=partial(write_qwen3next, architecture="qwen35moe"),
     variants={"f32": {}, "f16": {"dtype": "f16"}, "q8_0": {"dtype": "q8_0"}},

@@ -64,6 +64,13 @@ FAMILIES: dict[str, Family] = {
         alone=[(320, 224), (128, 352), (96, 96)],
         fit=Filter.BICUBIC,
     ),
+    "qwen3.5": Family(
+        write_text=partial(qwen.write_text, architecture="qwen35"),
+        encoder=partial(qwen.encoder3, deepstack=()),
+        save_as_one=partial(qwen.save3_as_one, architecture="qwen35"),
+        alone=[(320, 224), (128, 352), (96, 96)],
+        fit=Filter.BICUBIC,
+    ),
     "qwen3-vl-moe": Family(
         write_text=partial(qwen.write_text, architecture="qwen3vlmoe"),
         encoder=qwen.encoder3,

@@ -161,7 +161,8 @@ def save3_as_one(e: Encoder, text: Path, path: Path, architecture: str = "qwen3v
     layers = [i for i, is_given in enumerate(e.keys["vision.is_deepstack_layers"]) if is_given]
     keys = {f"vision.{name}": e.keys[f"vision.{name}"] for name in names}
     keys |= {"vision.num_channels": 3, "vision.rope.freq_base": 10000.0, "vision.temporal_patch_size": 2}
-    keys |= {"vision.deepstack_visual_indexes": stated or layers, "vision.shortest_edge": 65536, "vision.longest_edge": 16777216}
+    keys |= {"vision.shortest_edge": 65536, "vision.longest_edge": 16777216}
+    keys |= {"vision.deepstack_visual_indexes": stated or layers} if layers else {}
     for name in list(one.tensors):
         if "attn_qkv" in name:
             for part, values in zip("qkv", np.split(one.tensors.pop(name), 3), strict=True):

@@ -32,6 +32,8 @@ ARCHITECTURES: dict[str, str] = {
     "gemma4": "puna.vision.arch.gemma4:Gemma4Vision",
     "llama4": "puna.vision.arch.llama4:Llama4Vision",
     "qwen25vl": "puna.vision.arch.qwen25vl:Qwen25VLVision",
+    "qwen35": "puna.vision.arch.qwen3vl:Qwen3VLVision",
+    "qwen35moe": "puna.vision.arch.qwen3vl:Qwen3VLVision",
     "qwen3vl": "puna.vision.arch.qwen3vl:Qwen3VLVision",
     "qwen3vlmoe": "puna.vision.arch.qwen3vl:Qwen3VLVision",
     "mllama": "puna.vision.arch.mllama:MLlamaVision",

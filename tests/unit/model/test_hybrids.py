@@ -19,11 +19,12 @@ from puna.model.registry import open_model
 from tests.models.dialect import Translation
 from tests.models.lfm2 import write_lfm2
 from tests.models.mamba import write_falcon_h1, write_granite_hybrid, write_mamba2, write_nemotron_h
-from tests.models.qwen3next import write_qwen3next
+from tests.models.qwen3next import QWEN35, write_qwen3next
 
 ARCHITECTURES: dict[Callable[..., Path], str] = {
     write_lfm2: "lfm2",
     write_qwen3next: "qwen3next",
+    QWEN35.write: "qwen35",
     write_mamba2: "mamba2",
     write_nemotron_h: "nemotron_h",
     write_granite_hybrid: "granitehybrid",
@@ -62,7 +63,9 @@ def refused(path: Path, *words: str) -> None:
         (write_qwen3next, "ssm.inner_size", 1 << 30),
         (write_qwen3next, "ssm.time_step_rank", 8),
         (write_qwen3next, "attention.value_length", 32),
-        (write_qwen3next, "rope.dimension_sections", [4, 4, 4]),
+        (QWEN35.write, "rope.dimension_sections", [4, 4, 4]),
+        (QWEN35.write, "rope.dimension_sections", [6, 5]),
+        (QWEN35.write, "rope.dimension_sections", [6, 5, -5]),
         (write_mamba2, "ssm.group_count", 3),
         (write_mamba2, "ssm.group_count", 16),
         (write_mamba2, "ssm.time_step_rank", 7),

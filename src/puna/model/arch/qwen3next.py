@@ -3,8 +3,8 @@
 Unlike Llama: the query matrix gives each head a gate as well, a sigmoid of which its output is multiplied with; queries
 and keys are normalised, and only the first part of a head is rotated; the norm before the MLP is stored as
 ``post_attention_norm``. Qwen3-Next and the larger Qwen 3.5 have experts and a shared one with a gate of its own. The two
-families order the heads of the delta net differently. The rotation of Qwen 3.5 has sections for images; text has one
-position for all of them.
+families order the heads of the delta net differently. Pairs of heads of Qwen 3.5 turn by time, height and width, one after
+another (interleaved M-RoPE), as in Qwen 3-VL: it sees images.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import ClassVar, Self
 
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
-from puna.ml.tensor import Tensor
+from puna.ml.tensor import SectionOrder, Sections, Tensor
 from puna.model.decoder import Step
 from puna.model.hybrid import HybridDecoder, HybridOptions, HybridWeights, state_sizes
+from puna.model.rope import SECTION_KEYS, rope_sections
 from puna.model.routing import feed_forward, routing_of
 from puna.nn.attention import attention
 from puna.nn.declare import gguf
@@ -38,7 +39,6 @@ class Options(HybridOptions):
         o = super().read(file)
         if o.head_dim != o.head_dim_v:
             raise FileFormatError(f"{file.path}: keys of {o.head_dim} and values of {o.head_dim_v}: their gates would not fit")
-        _check_sections(file, o.rope.n_dims // 2)
         return replace(o, delta_net=delta_net_shape(file, cls.is_interleaved), routing=routing_of(file, is_normalised=True))
 
     def dims(self, layer: int) -> dict[str, int]:
@@ -48,6 +48,11 @@ class Options(HybridOptions):
 @dataclass(frozen=True)
 class Qwen35Options(Options):
     is_interleaved: ClassVar[bool] = False
+
+    @classmethod
+    def read(cls, file: GGUFFile) -> Self:
+        o = super().read(file)
+        return replace(o, rope=replace(o.rope, sections=_sections(file, o.rope.n_dims // 2)))
 
 
 def delta_net_shape(file: GGUFFile, is_interleaved: bool) -> DeltaNetShape:
@@ -64,15 +69,19 @@ def delta_net_shape(file: GGUFFile, is_interleaved: bool) -> DeltaNetShape:
     return DeltaNetShape(n_heads, n_key_heads, dim, conv, is_interleaved=not is_reordered)
 
 
-def _check_sections(file: GGUFFile, n_pairs: int) -> None:
-    """Pairs take turns between time, height and width; one that belongs to no section would not be rotated at all.
+def _sections(file: GGUFFile, n_pairs: int) -> Sections:
+    """Pairs take turns between time, height and width. Sections of no pairs at all are none: all turn by time.
 
-    Sections of no pairs at all are none.
+    Errors: FileFormatError also for a pair of no section, which would not be rotated at all.
     """
-    sections = file.metadata.integers("rope.dimension_sections", [])[:3]
-    if any(sections) and any(i >= 3 * sections[i % 3] for i in range(n_pairs) if i % 3 < len(sections)):
-        key = file.metadata.full_key("rope.dimension_sections")
-        raise FileFormatError(f"{file.path}: {key} {sections} do not cover the {n_pairs} pairs that are rotated")
+    key = next((key for key in SECTION_KEYS if file.metadata.has(key)), "")
+    if not key or not any(file.metadata.integers(key)):
+        return Sections((n_pairs, 0, 0, 0))
+    found = rope_sections(file, SectionOrder.INTERLEAVED, ())
+    if any(i >= 3 * found.n_pairs[i % 3] for i in range(n_pairs)):
+        what = f"{file.metadata.full_key(key)} {list(found.n_pairs[:3])}"
+        raise FileFormatError(f"{file.path}: {what} do not cover the {n_pairs} pairs that are rotated")
+    return found
 
 
 @dataclass
@@ -134,3 +143,4 @@ class Qwen3Next(HybridDecoder[Options]):
 
 class Qwen35(Qwen3Next):
     Options = Qwen35Options
+    has_axes = True
