@@ -32,7 +32,7 @@ def write_projector(
     metadata: dict[str, Any] | None = None,
     n_stored: int | None = None,
 ) -> Path:
-    """A plain stack of attention over patches, and a projector to *n_text* values: ``gemma3`` or ``mlp``.
+    """A plain stack of attention over patches, and a projector to *n_text* values: ``gemma3``, ``mlp`` or ``janus_pro``.
 
     *metadata* has further keys, or other values; *n_stored* layers are in the file, whatever it says.
     """
@@ -83,9 +83,9 @@ def write_projector(
         plain.matrix("mm.input_projection.weight", n_embd, n_text, std=1 / math.sqrt(n_embd))
         w.norm("mm.soft_emb_norm.weight", n_embd)
     else:
-        w.matrix("mm.0.weight", n_text, n_embd)
-        w.bias("mm.0.bias", n_text)
-        w.matrix("mm.2.weight", n_text, n_text)
-        w.bias("mm.2.bias", n_text)
+        second = "mm.1" if kind == "janus_pro" else "mm.2"
+        for name, n_in in (("mm.0", n_embd), (second, n_text)):
+            w.matrix(f"{name}.weight", n_text, n_in)
+            w.bias(f"{name}.bias", n_text)
     writer.write(path)
     return Path(path)

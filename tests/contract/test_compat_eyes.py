@@ -65,8 +65,8 @@ class Eyes:
     """As tests.vision.encoding has it."""
 
     def __init__(self, path: Path, engine: CompatEngine, facts: Facts) -> None:
-        self.model = LlamaEyes(path, facts)
-        self.model.open(engine.model.model, 2)
+        self.model = LlamaEyes(Path(engine.model.file.path), path, facts)
+        self.model.open(2)
         self.tokenizer = Tokenizer(engine.model.file.path)
 
     def rows(self, pixels: Pixels) -> Floats:
@@ -290,4 +290,4 @@ def test_a_projector_for_another_model(tmp_path: Path) -> None:
 def test_a_trial_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "TIMEOUT_S", 0.2)
     with pytest.raises(LoadError, match="busy"):
-        tried(tmp_path, tmp_path, (sys.executable, "-c", "import time; time.sleep(60)"))
+        trial.run("a", "b", (sys.executable, "-c", "import time; time.sleep(60)"))

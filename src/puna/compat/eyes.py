@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from puna.compat.failures import why_no_eyes
+from puna.compat.failures import why, why_no_eyes
 from puna.compat.trial import Facts
 from puna.errors import BadRequest, LoadError, PunaError, UnsupportedModel
 from puna.native.decoder import Model
@@ -27,27 +27,36 @@ PLACEHOLDER = 0  # the token that is counted where a row stands
 
 
 class LlamaEyes:
-    """Nothing is opened before ``open``; until then what is known is what a trial has found (puna.compat.trial)."""
+    """Of a model whose text part may be computed by anybody: libmtmd asks it for its vocabulary and its sizes alone.
+
+    Nothing is opened before ``open``; until then what is known is what a trial has found (puna.compat.trial).
+    """
 
     n_layers = 1
     is_cross_attended = False
 
-    def __init__(self, path: Path, facts: Facts) -> None:
+    def __init__(self, text: Path, path: Path, facts: Facts) -> None:
         if not facts.sees:
             raise UnsupportedModel(f"{path}: this projector sees nothing")
+        self.text = text
         self.path = path
         self.facts = facts
         self.n_out = facts.n_out
+        self._model: Model | None = None
         self._projector: Projector | None = None
         self._begun: tuple[Pixels, Chunks] | None = None  # the picture under way, for its next piece
 
-    def open(self, model: Model, n_threads: int) -> None:
-        """For this model, which must outlive it.
+    def open(self, n_threads: int, device: int = 0) -> None:
+        """On a device, or with so many threads of the CPU.
 
-        Errors: LoadError, OutOfMemory, UnsupportedModel saying why libmtmd refuses.
+        Errors: LoadError, OutOfMemory, UnsupportedModel saying why libllama or libmtmd refuses.
         """
         with captured() as lines:
-            self._projector = Projector.load(str(self.path), model.address, n_threads=n_threads)
+            self._model = Model.load(str(self.text), is_dry=True)
+        if self._model is None:
+            raise why(str(self.text), lines)
+        with captured() as lines:
+            self._projector = Projector.load(str(self.path), self._model.address, n_threads=n_threads, device=device)
         if self._projector is None:
             raise why_no_eyes(str(self.path), lines)
         if self._projector.n_out != self.n_out:
@@ -63,6 +72,9 @@ class LlamaEyes:
         if self._projector is not None:
             self._projector.close()
             self._projector = None
+        if self._model is not None:
+            self._model.close()
+            self._model = None
 
     # Before it is encoded; any thread.
 

@@ -112,7 +112,7 @@ class LlamaModel:
             options = self._plan(max_rows)
             self._context_options = replace(options, n_outputs=options.n_batch, embeds=True, pooling=POOLING_TYPE_UNSPECIFIED)
             context = self._create(model)
-        self.n_vocab, self.has_axes = model.n_vocab, model.has_axes
+        self.n_vocab, self.has_axes, self.n_embd = model.n_vocab, model.has_axes, model.n_embd_in
         self._head_copy = self._second_table() if context.is_causal else 0
         self.cache = self._make_cache(model, context)
         books = None if isinstance(self.cache, Uncached) else self.cache

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy as np
 
 from puna.compat.failures import why, why_no_eyes
 from puna.environment import for_computing
-from puna.errors import LoadError, PunaError, UnsupportedModel
+from puna.errors import LoadError, NotFound, PunaError, UnsupportedModel
 from puna.native.decoder import Model
 from puna.native.log import Line, captured
 from puna.native.projector import MARKER, Medium, Projector
@@ -43,11 +44,33 @@ class Facts(msgspec.Struct, frozen=True):
     working_bytes: int = 0
 
 
-def tried(text: Path, projector: Path, command: Sequence[str] = COMMAND) -> Facts:
-    """Errors: UnsupportedModel where libmtmd refuses the projector or dies of it, LoadError where that takes too long."""
+def tried(text: str | Path, projector: str | Path) -> Facts:
+    """Remembered until one of the files changes.
+
+    Errors: UnsupportedModel where libmtmd refuses the projector or dies of it, LoadError where that takes too long.
+    """
+    return _tried(str(text), str(projector), _state(text), _state(projector))
+
+
+def _state(path: str | Path) -> tuple[int, ...]:
+    """Errors: NotFound."""
+    try:
+        found = Path(path).stat()
+    except OSError as error:
+        raise NotFound(f"{path}: {error.strerror}") from error
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(16)
+def _tried(text: str, projector: str, *_states: tuple[int, ...]) -> Facts:
+    return run(text, projector)
+
+
+def run(text: str, projector: str, command: Sequence[str] = COMMAND) -> Facts:
+    """In a process of its own, now. Errors: as tried."""
     try:
         done = subprocess.run(
-            [*command, str(text), str(projector)],
+            [*command, text, projector],
             env=for_computing(),
             stdin=subprocess.DEVNULL,
             capture_output=True,

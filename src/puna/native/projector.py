@@ -135,13 +135,14 @@ class Projector:
         self.has_axes: bool = library.mtmd_decode_use_mrope(address)
 
     @classmethod
-    def load(
-        cls, path: str, model: int, *, n_threads: int, use_gpu: bool = False, flash_attention: bool = True
-    ) -> Projector | None:
-        """None when libmtmd refuses the file, or beside this model (an address); the log says why."""
+    def load(cls, path: str, model: int, *, n_threads: int, device: int = 0, flash_attention: bool = True) -> Projector | None:
+        """On this device, or with 0 on the CPU. None when libmtmd refuses the file, or beside this model; the log says why.
+        Devices and models are addresses.
+        """
         hear(mtmd().mtmd_helper_log_set)
         params = mtmd().mtmd_context_params_default()
-        params.use_gpu = use_gpu
+        params.use_gpu = bool(device)
+        params.device = device or None
         params.n_threads = n_threads
         params.print_timings = False
         params.warmup = True  # plans the first graph, and takes its memory

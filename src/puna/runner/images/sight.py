@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from puna.errors import BadRequest
 from puna.runner.images.image import Image
 from puna.runner.images.kept import KeptImages
-from puna.vision.model import Pixels, Prepared, VisionModel
+from puna.vision.model import Pixels, Prepared, Preparer
 from puna.wire import Image as ImageFile
 
 ReadPixels = Callable[[bytes], Pixels]
@@ -17,7 +17,7 @@ ReadPixels = Callable[[bytes], Pixels]
 class Sight:
     """Images of one model."""
 
-    def __init__(self, vision: VisionModel, read: ReadPixels, max_bytes: int, n_batch: int) -> None:
+    def __init__(self, vision: Preparer, read: ReadPixels, max_bytes: int, n_batch: int) -> None:
         """*n_batch*: tokens of a step at most. *max_bytes*: of the host's memory, for images that nobody has right now."""
         self.is_cross_attended = vision.is_cross_attended
         self._vision = vision

@@ -27,6 +27,7 @@ from puna.model.registry import open_model
 from puna.native.kernels.library import PLACE, wanted
 from puna.native.selftest import verdict
 from puna.runner.loading.eyes import Eyes, open_eyes, sees, with_eyes
+from puna.runner.loading.libmtmd_eyes import LibmtmdEyes
 from puna.runner.scheduling.packing import MAX_TEXTS, PACKED_TOKENS
 from puna.runner.step.forward import Compute, Forward
 from puna.tokenizer.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ class Opened:
     is_encoder: bool  # a text must be in one batch as a whole
     measure: Callable[[], MemoryReport]
     allocate: Callable[[], None]
-    eyes: Eyes | None = field(default=None, kw_only=True)
+    eyes: Eyes | LibmtmdEyes | None = field(default=None, kw_only=True)
     blindness: str = field(default="", kw_only=True)  # why a model that has eyes cannot use them
 
     def close(self) -> None:
@@ -123,7 +124,7 @@ def _logged(file: GGUFFile, opened: Opened) -> Opened:
     return opened
 
 
-def _limits(file: GGUFFile, options: LoadOptions, eyes: Eyes | None = None) -> Limits:
+def _limits(file: GGUFFile, options: LoadOptions, eyes: Eyes | LibmtmdEyes | None = None) -> Limits:
     """A step has room for the largest image whose tokens must be computed at once."""
     n_ctx = options.n_ctx
     trained = file.metadata.integer("context_length", 0)
@@ -145,12 +146,15 @@ def _limits_of_whole_texts(limits: Limits, options: LoadOptions) -> Limits:
     return Limits(max(options.n_parallel, MAX_TEXTS), limits.n_ctx, n_batch, n_batch)
 
 
-def _eyes(file: GGUFFile, options: LoadOptions, n_threads: int, beside: Files) -> tuple[Eyes | None, str]:
+def _eyes(
+    file: GGUFFile, options: LoadOptions, n_threads: int, beside: Files, *, prefers_libmtmd: bool = False
+) -> tuple[Eyes | LibmtmdEyes | None, str]:
     """What the model sees with, or why it does not."""
     if beside.tokenizer is None or not sees(file, beside.projector):
         return None, ""
     try:
-        return open_eyes(file, beside.projector, beside.tokenizer(), options, n_threads), ""
+        tokenizer = beside.tokenizer()
+        return open_eyes(file, beside.projector, tokenizer, options, n_threads, prefers_libmtmd=prefers_libmtmd), ""
     except OutOfMemory:
         raise
     except (UnsupportedModel, FileFormatError, LoadError) as error:
@@ -226,7 +230,8 @@ def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, ch
     facts = verdict()
     types = {tensor.type.ggml_name for tensor in file.tensors.values()}
     facts.require_plain(types)
-    limits = _limits(file, options)
+    eyes, blindness = _eyes(file, options, n_threads, beside, prefers_libmtmd=True)
+    limits = _limits(file, options, eyes)
     pooling = pooling_of(file)
     llama_options = LlamaOptions(
         n_threads=n_threads,
@@ -238,9 +243,27 @@ def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, ch
         layers=options.gpu_layers,
         adapters=options.adapters,
     )
-    model = LlamaModel(file, limits, llama_options, whole_texts=_limits_of_whole_texts(limits, options))
+    try:
+        model = LlamaModel(file, limits, llama_options, whole_texts=_limits_of_whole_texts(limits, options))
+    except BaseException:
+        if eyes is not None:
+            eyes.close()
+        raise
+    if eyes is not None and (model.sees_whole_text or eyes.vision.n_out != model.n_embd):
+        blindness = f"rows of its images have {eyes.vision.n_out} values, and are not what the model takes"
+        eyes.close()
+        eyes = None
     if model.sees_whole_text and pooling not in (Pooling.NONE, Pooling.RANK):
         pooling = Pooling.CLS  # libllama has pooled: each row stands for its text
+
+    def measure() -> MemoryReport:
+        return model.memory() if eyes is None else with_eyes(model.memory(), eyes.measure())
+
+    def allocate() -> None:
+        model.check_free()
+        if eyes is not None:
+            eyes.allocate()
+
     return Opened(
         choice,
         model,
@@ -250,7 +273,8 @@ def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, ch
         model.n_vocab,
         pooling,
         model.sees_whole_text,
-        model.memory,
-        model.check_free,
-        blindness="libllama reads, and sees nothing here" if sees(file, beside.projector) else "",
+        measure,
+        allocate,
+        eyes=eyes,
+        blindness=blindness,
     )

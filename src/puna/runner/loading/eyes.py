@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
 
-from puna.errors import UnsupportedModel
+from puna.errors import FileFormatError, LoadError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.ml.ggml.backend import GGMLBackend
 from puna.native.selftest import verdict
 from puna.runner.images.graphs import GraphEncoder
+from puna.runner.loading.libmtmd_eyes import LibmtmdEyes
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.images.decoders import Decoders
+from puna.vision.metadata import PROJECTOR
 from puna.vision.model import Prepared, VisionModel
 from puna.vision.registry import kind_of, open_vision
 from puna.wire import DeviceLayers, DeviceMemory, LoadOptions, MemoryReport
+
+log = logging.getLogger(__name__)
 
 
 class Eyes:
@@ -66,11 +72,42 @@ def sees(file: GGUFFile, projector: GGUFFile | None) -> bool:
     return projector is not None or any(name.startswith("v.") for name in file.tensors)
 
 
-def open_eyes(file: GGUFFile, projector: GGUFFile | None, tokenizer: Tokenizer, options: LoadOptions, n_threads: int) -> Eyes:
+def open_eyes(
+    file: GGUFFile,
+    projector: GGUFFile | None,
+    tokenizer: Tokenizer,
+    options: LoadOptions,
+    n_threads: int,
+    *,
+    prefers_libmtmd: bool = False,
+) -> Eyes | LibmtmdEyes:
     """Of the model *file*; *projector* is a file beside it, if there is one. The files must stay open as long as the eyes.
+
+    A projector of llama.cpp's that Puna has no encoder for, or none that takes this file, goes to libmtmd; or the other way
+    round where libmtmd is preferred.
 
     Errors: UnsupportedModel, FileFormatError, MissingTensors, LoadError.
     """
+
+    def own() -> Eyes:
+        return _own_eyes(file, projector, tokenizer, options, n_threads)
+
+    if projector is None or projector.architecture != PROJECTOR:
+        return own()
+    theirs = partial(LibmtmdEyes, file, projector, options, n_threads)
+    first, second = (theirs, own) if prefers_libmtmd else (own, theirs)
+    try:
+        return first()
+    except (UnsupportedModel, FileFormatError) as error:
+        try:
+            eyes = second()
+        except (UnsupportedModel, FileFormatError, LoadError) as other:
+            raise UnsupportedModel(f"{error}; and also: {other}") from error
+        log.info("images are encoded by %s: %s", "Puna" if prefers_libmtmd else "libmtmd", error)
+        return eyes
+
+
+def _own_eyes(file: GGUFFile, projector: GGUFFile | None, tokenizer: Tokenizer, options: LoadOptions, n_threads: int) -> Eyes:
     own = projector or file
     if kind_of(own) is None:
         raise UnsupportedModel(f"{own.path} holds no encoder of images")

@@ -1,0 +1,231 @@
+"""Requests with images through the real engine, where libmtmd encodes, or cross attention looks at what was encoded.
+
+Whichever engine reads and whichever encodes, the answers are those of libmtmd and libllama driven by hand, or of plain numpy for
+what they do not have: images one after another, several users at once, the same image again.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from puna.errors import BadRequest
+from puna.runner.engine import Engine
+from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.model import Pixels
+from puna.wire import CompletionReply, CompletionRequest, Done, Image, LoadOptions, LoadRequest, Piece, SamplingOptions
+from tests.mmproj import write_projector
+from tests.models.mllama import IMAGE, write_eyes, write_mllama
+from tests.mtmd_oracle import MtmdOracle
+from tests.patience import PATIENCE_S, wait_until
+from tests.tiny import write_llama
+from tests.vision import gemma3, mllama, pixtral, qwen
+from tests.vision.conversation import marked
+from tests.vision.encoding import picture
+
+N_ANSWER = 8
+Part = str | Pixels
+
+
+def write_janus(path: Path) -> Path:
+    """A projector that Puna has no encoder for."""
+    return write_projector(path, "janus_pro", n_text=256, image_size=84)
+
+
+@dataclass(frozen=True)
+class Kind:
+    write: Callable[[Path], Path]
+    projector: Callable[[Path], Path] | None
+    new_engine: bool | None = None
+
+
+KINDS = {
+    "Puna reads, libmtmd encodes": Kind(write_llama, write_janus),
+    "libllama reads": Kind(write_llama, write_janus, new_engine=False),
+    "libllama reads gemma 3": Kind(gemma3.write_text, lambda path: gemma3.encoder().save(path), new_engine=False),
+    "libllama reads pixtral": Kind(pixtral.write_text, lambda path: pixtral.encoder().save(path), new_engine=False),
+    "libllama reads qwen 2.5-vl": Kind(
+        partial(qwen.write_text, architecture="qwen2vl"), lambda path: qwen.encoder25().save(path), new_engine=False
+    ),
+    "mllama in one file": Kind(partial(write_mllama, n_silent=1, n_padding=7), None),
+    "mllama in two files": Kind(partial(write_mllama, n_silent=1, n_padding=7, eyes=False), write_eyes),
+}
+
+
+class NumpyJudge:
+    """What plain numpy goes on with."""
+
+    def __init__(self, path: Path, eyes: Path) -> None:
+        self._see, self._read, self._tokenizer = mllama.Eyes(eyes), mllama.Text(path), Tokenizer(path)
+
+    def answer(self, parts: Sequence[Part]) -> list[int]:
+        ids: list[int] = []
+        images = []
+        for number, part in enumerate(parts):
+            if isinstance(part, str):
+                ids += self._tokenizer.encode(part, add_special=not number)
+            else:
+                images.append((len(ids), self._see(part)))
+                ids += self._tokenizer.encode(IMAGE, add_special=False)
+        n = len(ids)
+        for _ in range(N_ANSWER):
+            ids.append(int(self._read(ids, images)[-1].argmax()))
+        return ids[n:]
+
+    def close(self) -> None:
+        self._tokenizer.close()
+
+
+class LibmtmdJudge:
+    def __init__(self, path: Path, projector: Path) -> None:
+        self._oracle = MtmdOracle(path, projector, n_ctx=512)
+
+    def answer(self, parts: Sequence[Part]) -> list[int]:
+        self._oracle.forget()
+        text, images = marked(parts)
+        return self._oracle.answer(text, images, N_ANSWER)
+
+    def close(self) -> None:
+        self._oracle.close()
+
+
+def png(pixels: Pixels) -> bytes:
+    out = io.BytesIO()
+    Pillow.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def request(parts: Sequence[Part], **fields: Any) -> CompletionRequest:
+    prompt, images = "", []
+    for part in parts:
+        if isinstance(part, str):
+            prompt += part
+        else:
+            marker = f"[[{len(images)}]]"
+            images.append(Image(marker, png(part)))
+            prompt += marker
+    sampling = SamplingOptions(temperature=0)
+    options = {"n_predict": N_ANSWER, "ignore_eos": False, "return_tokens": True, "sampling": sampling, **fields}
+    return CompletionRequest(prompt=prompt, images=images, **options)
+
+
+class Asked:
+    """One request's replies."""
+
+    def __init__(self, engine: Engine, asked: CompletionRequest) -> None:
+        self._end: CompletionReply | None = None
+        self._ended = threading.Event()
+        engine.submit(asked, self._take)
+
+    def _take(self, reply: CompletionReply) -> None:
+        if not isinstance(reply, Piece):
+            self._end = reply
+            self._ended.set()
+
+    def end(self) -> Done:
+        assert self._ended.wait(PATIENCE_S)
+        assert isinstance(self._end, Done), self._end
+        return self._end
+
+
+@dataclass
+class Seeing:
+    engine: Engine
+    judge: Any
+    projector: str
+
+    def ask(self, parts: Sequence[Part], **fields: Any) -> Asked:
+        return Asked(self.engine, request(parts, **fields))
+
+    def check(self, parts: Sequence[Part], asked: Asked) -> Done:
+        end = asked.end()
+        answer = end.tokens[-end.eval_count :] if end.eval_count else []
+        judged = self.judge.answer(parts)
+        assert answer == judged[: len(answer)]
+        assert len(answer) == N_ANSWER or end.reason == "stop"
+        return end
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    kind, folder = KINDS[request.param], tmp_path_factory.mktemp("seeing")
+    path = kind.write(folder / "text.gguf")
+    projector = kind.projector(folder / "eyes.gguf") if kind.projector else None
+    is_mllama = request.param.startswith("mllama")
+    judge: Any = NumpyJudge(path, projector or path) if is_mllama else LibmtmdJudge(path, projector or path)
+    engine = Engine(path, kind.new_engine)
+    options = LoadOptions(
+        n_ctx=512, n_parallel=3, n_threads=1, projector=str(projector or ""), image_cache_bytes=1 << 24, n_batch=128
+    )
+    assert engine.load(LoadRequest(options=options)).success
+    wait_until(lambda: engine.health().status == "ready")
+    assert engine.loop.model.eyes is not None, engine.loop.model.blindness
+    yield Seeing(engine, judge, str(projector or ""))
+    engine.close()
+    judge.close()
+
+
+CASES: dict[str, list[Any]] = {
+    "one": ["the fox ", (84, 84), " and the dog"],
+    "first": ["", (200, 90), " is what"],
+    "two": ["see ", (56, 56), " then ", (64, 300), " there"],
+    "blind": ["the quick brown fox"],
+}
+
+
+def parts_of(case: str) -> list[Part]:
+    return [part if isinstance(part, str) else picture(*part) for part in CASES[case]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_those_of_the_reference(case: str, seeing: Seeing) -> None:
+    seeing.check(parts_of(case), seeing.ask(parts_of(case)))
+
+
+def test_users_at_once(seeing: Seeing) -> None:
+    another: list[Part] = ["so ", picture(84, 84, 7), " it"]
+    asked = [(parts, seeing.ask(parts)) for parts in (*map(parts_of, CASES), another)]
+    for parts, handle in asked:
+        seeing.check(parts, handle)
+    wait_until(lambda: seeing.engine.health().active == 0)
+    seeing.engine.loop.model.cache.check_integrity()
+    seeing.engine.loop.scheduler.slots.check_integrity()
+
+
+def test_the_same_image_is_encoded_once_and_a_conversation_goes_on(seeing: Seeing) -> None:
+    sight = seeing.engine.loop.model.sight
+    assert sight is not None
+    image = picture(84, 84, 11)
+    before = sight.kept.n_encoded
+    first: list[Part] = ["now ", image, " hello"]
+    seeing.check(first, seeing.ask(first))
+    again: list[Part] = ["now ", image, " hello world"]
+    end = seeing.check(again, seeing.ask(again))
+    assert sight.kept.n_encoded == before + 1
+    assert end.cached_count > 3
+    other: list[Part] = ["what ", image, " is"]
+    seeing.check(other, seeing.ask(other))
+    assert sight.kept.n_encoded == before + 1
+
+
+def test_an_image_that_is_none_is_refused_and_the_others_go_on(seeing: Seeing) -> None:
+    good = seeing.ask(parts_of("one"))
+    broken = CompletionRequest(prompt="see [[0]]", images=[Image("[[0]]", b"no image")], n_predict=4)
+    with pytest.raises(BadRequest, match="image 1"):
+        seeing.engine.submit(broken, lambda _reply: None)
+    seeing.check(parts_of("one"), good)
+
+
+def test_memory_tells_of_the_eyes(seeing: Seeing) -> None:
+    report = seeing.engine.loop.model.memory()
+    assert sum(device.projector for device in report.devices) > 50_000
+    assert np.isfinite(report.host)
