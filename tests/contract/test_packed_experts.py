@@ -17,7 +17,7 @@ from puna.gguf.types import TensorType
 from puna.gguf.writer import GGUFWriter
 from puna.ml.backend import Use
 from puna.ml.ggml.backend import GGMLBackend
-from puna.ml.tensor import DType
+from puna.ml.tensor import DType, Gate
 from puna.native import products
 from puna.native.kernels.library import Kernels, kernels
 from tests import needs
@@ -71,6 +71,25 @@ class Products:
         context.close()
         return found
 
+    def gated(self, x: Floats, experts: NDArray[np.int32], gate: Gate, *, are_one: bool) -> Floats:
+        """The same through gate and up; *are_one*: as if the first stack held both. Takes note of the nodes."""
+        context = self.backend.context(64)
+        values = context.input(DType.F32, *reversed(x.shape))
+        ids = context.input(DType.I32, *reversed(experts.shape))
+        for tensor in (values, ids):
+            context.forward(tensor)
+        before = context.n_nodes
+        result = values.gated_expert_product(self.weights[: 1 if are_one else 2], ids, gate)
+        context.output(result)
+        self.n_nodes = context.n_nodes - before
+        context.set(values, x)
+        context.set(ids, experts)
+        assert context.compute()
+        found = np.empty(result.shape[2::-1], np.float32)
+        context.get(result, found)
+        context.close()
+        return found
+
     def close(self) -> None:
         self.backend.close()
 
@@ -105,6 +124,30 @@ def test_products_with_experts_are_ggml_s(tmp_path: Path, name: str, instruction
                 for n_inputs in (1, 3):
                     x = rounded_for(name, rng.standard_normal((n, n_inputs, n_in), np.float32))
                     assert error(puna.of(x, experts), other.of(x, experts)) < WITH_GGML, (n, n_inputs)
+    finally:
+        own.use(before)
+
+
+@pytest.mark.parametrize("instructions", kernels().available())
+@pytest.mark.parametrize("name", ["q4_1", "q4_K", "q6_K", "f16"])
+@pytest.mark.parametrize("gate", list(Gate))
+def test_gate_and_up_are_one_node(tmp_path: Path, name: str, gate: Gate, instructions: str) -> None:
+    """With the products' own bits, and as ggml gates them."""
+    n_in = 512 if name in TYPES_OF_256 else 96
+    own, rng = kernels(), np.random.default_rng(3)
+    before = own.instructions
+    own.use(instructions)
+    try:
+        with both(write(tmp_path / "m.gguf", name, n_in, 96, 6)) as (puna, other):
+            for n in (1, 2, 9, 150):
+                experts = choices(rng, n, 3, 6)
+                for n_inputs in (1, 3):
+                    x = rounded_for(name, rng.standard_normal((n, n_inputs, n_in), np.float32))
+                    for are_one in (False, True):
+                        found = puna.gated(x, experts, gate, are_one=are_one)
+                        assert puna.n_nodes == (1 if n == 1 else 2)  # with what is rounded and brought in order
+                        expected = other.gated(x, experts, gate, are_one=are_one)
+                        assert error(found, expected) < (1e-3 if gate is Gate.GELU else WITH_GGML), (n, n_inputs, are_one)
     finally:
         own.use(before)
 

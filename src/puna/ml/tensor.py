@@ -76,7 +76,7 @@ class Gate(Enum):
         return gate.swiglu(up) if self is Gate.SILU else gate.geglu(up)
 
     def of_halves(self, both: T) -> T:
-        """Of both [2 n, m], the gate first."""
+        """Of both [2 n, ...], the gate first."""
         return both.swiglu() if self is Gate.SILU else both.geglu()
 
 
@@ -114,6 +114,9 @@ class Tensor(Protocol):
 
     def expert_products(self, weights: Sequence[Self], experts: Self) -> Sequence[Self]:
         """Each column through the matrices of its experts, for each of these stacks of weights; shapes as mul_mat_id."""
+
+    def gated_expert_product(self, weights: Sequence[Self], experts: Self, gate: Gate) -> Self:
+        """The products with gate and up, or with one stack that holds the rows of both: gated, [p, n_used, n]."""
 
     def mul_mat_id(self, x: Self, experts: Self) -> Self:
         """Each token's vectors through the matrices of its experts.

@@ -39,8 +39,8 @@ class Routing:
     n_groups_used: int = 1  # of which only the best may be chosen from
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return gate.swiglu(up)
+# What combines gate and up, [n_ff, n_used, n] each.
+Activation = Gate | Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -51,6 +51,11 @@ class ExpertLinear:
     scale: Tensor | None = gguf("scale", dims="experts", use=Use.VECTOR, optional=True)  # a factor for each matrix
     bias: Tensor | None = gguf("bias", use=Use.VECTOR, optional=True, skip=1)
     adapters: Adapters = adapted("weight", Use.EXPERTS)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the product of its matrices is all."""
+        return self.scale is None and self.bias is None and not self.adapters
 
     def __call__(self, x: Tensor, experts: Tensor) -> Tensor:
         """X [n_in, n_used or 1, n], experts I32 [n_used, n]: [n_out, n_used, n]."""
@@ -76,6 +81,10 @@ class SeparateGateUp:
     gate: ExpertLinear = gguf("ffn_gate_exps", dims="embd ff_expert experts")
     up: ExpertLinear = gguf("ffn_up_exps", dims="embd ff_expert experts")
 
+    @property
+    def parts(self) -> list[ExpertLinear]:
+        return [self.gate, self.up]
+
     def __call__(self, x: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
         """X [n_embd, n_used or 1, n] to gate and up, [n_ff, n_used, n] each."""
         gate, up = x.expert_products([self.gate.weight, self.up.weight], experts)
@@ -87,6 +96,10 @@ class PackedGateUp:
     """Both in one stack of matrices, the gate's rows first."""
 
     both: ExpertLinear = gguf("ffn_gate_up_exps", dims="embd 2*ff_expert experts")
+
+    @property
+    def parts(self) -> list[ExpertLinear]:
+        return [self.both]
 
     def __call__(self, x: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
         y = self.both(x, experts)
@@ -104,17 +117,24 @@ class Experts:
     down: ExpertLinear = gguf("ffn_down_exps", dims="ff_expert embd experts")
     selection_bias: Tensor | None = gguf("exp_probs_b.bias", dims="experts", use=Use.VECTOR, optional=True)
 
-    def __call__(
-        self, ctx: Context, x: Tensor, routing: Routing, activation: Callable[[Tensor, Tensor], Tensor] = swiglu
-    ) -> Tensor:
-        """X [n_embd, n] to [n_embd, n]; activation combines gate and up, [n_ff, n_used, n] each."""
+    def __call__(self, ctx: Context, x: Tensor, routing: Routing, activation: Activation = Gate.SILU) -> Tensor:
+        """X [n_embd, n] to [n_embd, n]."""
         experts, weights = choose(ctx, self.router(x), routing, self.selection_bias)
         n_embd, n = x.shape[:2]
         each = x.reshape(n_embd, 1, n)
         if routing.weighs_inputs:
             each = each.repeat(n_embd, routing.n_used, n, 1) * weights
-        outputs = self.down(activation(*self.gate_up(each, experts)), experts)
+        outputs = self.down(self._gated(each, experts, activation), experts)
         return sum_of_experts(outputs) if routing.weighs_inputs else weighted_sum(outputs, weights)
+
+    def _gated(self, x: Tensor, experts: Tensor, activation: Activation) -> Tensor:
+        """X [n_embd, n_used or 1, n] through gate and up, [n_ff, n_used, n]."""
+        parts = self.gate_up.parts
+        if not isinstance(activation, Gate):
+            return activation(*self.gate_up(x, experts))
+        if all(part.is_plain for part in parts):
+            return x.gated_expert_product([part.weight for part in parts], experts, activation)
+        return activation.of(*self.gate_up(x, experts))
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 from puna.gguf.reader import TensorInfo
 from puna.ml.backend import Use
 from puna.ml.ggml.devices import BufferType, cpu
-from puna.ml.ggml.packed_linear import MOST_MATRICES, Ask, Linears, PackedProduct, normalised
+from puna.ml.ggml.packed_linear import GATES, MOST_MATRICES, STRIPE, Ask, Linears, PackedProduct, normalised
 from puna.ml.ggml.tensor import GGMLTensor
 from puna.ml.tensor import DType, Gate
 from puna.native import structs
@@ -219,7 +219,7 @@ class PackedMatrix(GGMLTensor):
 class PackedExperts(GGMLTensor):
     """Many matrices of one shape, as receiver of mul_mat_id and of nothing else."""
 
-    __slots__ = ("_kernels", "_roundings", "_shape", "native", "rounding")
+    __slots__ = ("_gated", "_kernels", "_roundings", "_shape", "native", "rounding", "tensor_type")
 
     def __init__(self, address: int, info: TensorInfo, kernels: Kernels, roundings: Roundings) -> None:
         super().__init__(address)
@@ -227,28 +227,50 @@ class PackedExperts(GGMLTensor):
         self._shape = (n_in, n_rows, n_experts, 1)
         self._kernels = kernels
         self._roundings = roundings
-        self.rounding = int(kernels.puna_rounding(int(info.type)))
-        self.native = int(kernels.puna_experts_new(int(info.type), n_in, n_rows, n_experts))
+        self.tensor_type = int(info.type)
+        self.rounding = int(kernels.puna_rounding(self.tensor_type))
+        self.native = int(kernels.puna_experts_new(self.tensor_type, -1, n_in, n_rows, n_experts, 0))
+        self._gated: dict[tuple[int, Gate], int] = {}  # by the type of up and the gate
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self._shape
 
     def mul_mat_id(self, x: GGMLTensor, experts: GGMLTensor) -> GGMLTensor:
+        return self._node(x, [self], experts, self._shape[1], self.native)
+
+    def multiply_gated_by_expert(
+        self, x: GGMLTensor, weights: Sequence[GGMLTensor], experts: GGMLTensor, gate: Gate
+    ) -> GGMLTensor:
+        """In one node where both are packed and rounded alike; both halves of one stack must begin with a stripe."""
+        packed = [weight for weight in weights if isinstance(weight, PackedExperts) and weight.rounding == self.rounding]
+        fits = self._shape[1] % (2 * STRIPE) == 0 if len(weights) == 1 else weights[-1].shape == self._shape
+        if len(packed) < len(weights) or not fits:
+            return super().multiply_gated_by_expert(x, weights, experts, gate)
+        up_type, n_rows = (-1, self._shape[1] // 2) if len(packed) == 1 else (packed[1].tensor_type, self._shape[1])
+        if (up_type, gate) not in self._gated:
+            n_in, _, n_experts, _ = self._shape
+            native = self._kernels.puna_experts_new(self.tensor_type, up_type, n_in, n_rows, n_experts, GATES[gate])
+            self._gated[up_type, gate] = int(native)
+        return self._node(x, [packed[0], packed[-1]], experts, n_rows, self._gated[up_type, gate])
+
+    def _node(self, x: GGMLTensor, weights: Sequence[GGMLTensor], experts: GGMLTensor, n_rows: int, native: int) -> GGMLTensor:
         x = _columns_of_floats(x)
         n_used, n, *_ = experts.shape
         if n == 1:
-            function, operands = "puna_token_experts_node", [x.address, self.address, experts.address]
+            function, operands = "puna_token_experts_node", [x.address, experts.address]
         else:
-            function, operands = "puna_experts_node", [self._roundings.ordered(x, experts, self), self.address]
+            function, operands = "puna_experts_node", [self._roundings.ordered(x, experts, self)]
+        operands += [weight.address for weight in weights]
         pointers, address = structs.pointers(operands), self._kernels.nodes[function]
-        shape = (self._shape[1], n_used, n, 1)
-        node = ggml().ggml_custom_4d(x.graph, TYPE_F32, *shape, pointers, len(operands), address, N_TASKS_MAX, self.native)
+        shape = (n_rows, n_used, n, 1)
+        node = ggml().ggml_custom_4d(x.graph, TYPE_F32, *shape, pointers, len(operands), address, N_TASKS_MAX, native)
         return GGMLTensor(node, x.graph)
 
     def free(self) -> None:
         """When no graph that multiplies it will be computed any more."""
-        self._kernels.puna_experts_free(self.native)
+        for native in (self.native, *self._gated.values()):
+            self._kernels.puna_experts_free(native)
 
 
 def _columns_of_floats(x: GGMLTensor) -> GGMLTensor:

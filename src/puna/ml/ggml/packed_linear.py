@@ -20,8 +20,8 @@ from puna.native.kernels.library import Kernels
 
 MOST_MATRICES = 4  # of one node
 _MOST_ADDENDS = 2
-_GATES = {None: 0, Gate.SILU: 1, Gate.GELU: 2}  # the numbers of the kernels
-_STRIPE = 16  # rows that lie together
+GATES = {None: 0, Gate.SILU: 1, Gate.GELU: 2}  # the numbers of the kernels
+STRIPE = 16  # rows that lie together
 
 
 class Packed(Protocol):
@@ -70,7 +70,7 @@ class Ask:
     def can_be_gated(self) -> bool:
         """Both halves of one matrix must begin with a stripe; two matrices are as long as each other."""
         rows = self.rows
-        return len(rows) == 2 and rows[0] == rows[1] and (len(self.weights) == 2 or rows[0] % _STRIPE == 0)
+        return len(rows) == 2 and rows[0] == rows[1] and (len(self.weights) == 2 or rows[0] % STRIPE == 0)
 
 
 class Linears:
@@ -114,7 +114,7 @@ class Linears:
         types, n_in = [weight.tensor_type for weight in weights], weights[0].shape[0]
         key = (*types, *ask.rows, n_in, ask.gate, eps, ask.output)
         if key not in self._natives:
-            self._natives[key] = self._kernels.linear(types, ask.rows, n_in, _GATES[ask.gate], eps, ask.output)
+            self._natives[key] = self._kernels.linear(types, ask.rows, n_in, GATES[ask.gate], eps, ask.output)
         return self._natives[key]
 
     def free(self) -> None:

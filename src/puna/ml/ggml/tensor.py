@@ -77,6 +77,15 @@ class GGMLTensor:
     def expert_products(self, weights: Sequence[GGMLTensor], experts: GGMLTensor) -> list[GGMLTensor]:
         return [weight.mul_mat_id(self, experts) for weight in weights]
 
+    def gated_expert_product(self, weights: Sequence[GGMLTensor], experts: GGMLTensor, gate: Gate) -> GGMLTensor:
+        return weights[0].multiply_gated_by_expert(self, weights, experts, gate)
+
+    def multiply_gated_by_expert(
+        self, x: GGMLTensor, weights: Sequence[GGMLTensor], experts: GGMLTensor, gate: Gate
+    ) -> GGMLTensor:
+        found = [weight.mul_mat_id(x, experts) for weight in weights]
+        return gate.of_halves(*found) if len(found) == 1 else gate.of(*found)
+
     def multiply(self, x: GGMLTensor, weights: Sequence[GGMLTensor], *, is_precise: bool = False) -> list[GGMLTensor]:
         """The products of x, self being the first of the weights: how they are computed is the weights' matter."""
         found = [weight.mul_mat(x) for weight in weights]

@@ -10,10 +10,26 @@ namespace puna {
 namespace {
 
 struct Experts {
-  const Format* format;
-  int64_t n_in, n_rows, n_experts, matrix_bytes;
+  const Format* format;  // of the gate where there is one; *up* is rounded alike
+  const Format* up;
+  Gate gate;
+  int64_t n_in, n_rows, n_experts;  // rows of the result
+  int64_t matrix_bytes, up_bytes;   // from one expert's to the next one's
+  int64_t up_begin;                 // of up, where both are one matrix
   Shares shares;
 };
+
+// One expert's weights; up's where there is a gate.
+struct Weights {
+  const uint8_t *plain, *up;
+
+  Weights(const Experts& m, Tensor* const* operands, int64_t e) : plain(static_cast<const uint8_t*>(operands[0]->data) + e * m.matrix_bytes), up(nullptr) {
+    if (m.gate != gate_none) up = static_cast<const uint8_t*>(operands[1]->data) + e * m.up_bytes + m.up_begin;
+  }
+};
+
+thread_local Scratch gate_scratch;
+constexpr int64_t gated_bytes = 64 << 10;
 
 // Number i of a tensor I32 [n_used, n] whose columns may lie apart.
 int32_t expert_of(const Tensor* experts, int64_t i) {
@@ -80,13 +96,36 @@ int64_t pieces_of(const Experts& m, int64_t n_tokens, int64_t n_columns, int64_t
   return larger(1, smaller(pairs, (most * (n_tokens + weight) + all - 1) / all));
 }
 
+// Stripes [begin, end) of gate and up with all tokens, gated while both are in a near cache.
+void multiply_gated(const Experts& m, const Activations& a, const Weights& weights, int64_t begin, int64_t end, const Chunks& chunks, float* y,
+                    const int32_t* columns) {
+  const int64_t most = larger(gated_bytes / (2 * 4 * rows_of_stripe * chunks.tile) / 2 * 2, 2), step = smaller(a.n > chunks.tile ? 2 : most, end - begin);
+  const int64_t width = step * rows_of_stripe;
+  float* both = static_cast<float*>(gate_scratch.of(2 * chunks.tile * width * static_cast<int64_t>(sizeof(float))));
+  float* of_up = both + chunks.tile * width;
+  for (int64_t s = begin; s < end; s += step)
+    for (int64_t t = 0; t < a.n; t += chunks.tile) {
+      const int64_t n = smaller(chunks.tile, a.n - t), row = s * rows_of_stripe, n_stripes = smaller(step, end - s), n_rows = smaller(n_stripes * rows_of_stripe, m.n_rows - row);
+      const auto multiply = [&](const Format& format, const uint8_t* of, float* part) {
+        chosen->multiply(format, a, Work{of + s * stripe_bytes(format, m.n_in), m.n_rows - row, 0, n_stripes, t, n, origin(part, t, width), width});
+      };
+      multiply(*m.format, weights.plain, both);
+      multiply(*m.up, weights.up, of_up);
+      for (int64_t k = 0; k < n; k++) {
+        const int64_t column = columns ? columns[t + k] : t + k;
+        chosen->gate(m.gate, both + k * width, of_up + k * width, width, y + column * m.n_rows + row, m.n_rows, n_rows, 1);
+      }
+    }
+}
+
 // Piece *piece* of *n* of one matrix' rows, with all of its tokens.
-void multiply_rows(const Experts& m, const Activations& a, const uint8_t* weights, int64_t piece, int64_t n, float* y, const int32_t* columns) {
+void multiply_rows(const Experts& m, const Activations& a, const Weights& weights, int64_t piece, int64_t n, float* y, const int32_t* columns) {
   const Chunks chunks(m.format->rounding, m.n_in, a.n);
   const int64_t n_stripes = stripes_of(m.n_rows), pairs = (n_stripes + 1) / 2;
   const int64_t begin = pairs * piece / n * 2, stop = smaller(pairs * (piece + 1) / n * 2, n_stripes);
+  if (m.gate != gate_none) return multiply_gated(m, a, weights, begin, stop, chunks, y, columns);
   for (int64_t first = 0; first < a.n; first += chunks.size) {
-    const Work work{weights, m.n_rows, begin, stop, first, smaller(chunks.size, a.n - first), y, m.n_rows, columns};
+    const Work work{weights.plain, m.n_rows, begin, stop, first, smaller(chunks.size, a.n - first), y, m.n_rows, columns};
     multiply_chunk(*m.format, a, work, chunks.tile);
   }
 }
@@ -96,13 +135,21 @@ void multiply_rows(const Experts& m, const Activations& a, const uint8_t* weight
 
 using namespace puna;
 
-PUNA_EXPORT void* puna_experts_new(int type, int64_t n_in, int64_t n_rows, int64_t n_experts) {
+// Matrices of n_rows rows, of which only the first type counts; or gate and up of so many, each of its own type, or both in one
+// matrix of twice as many, where the second type is negative. A gate of 0: none.
+PUNA_EXPORT void* puna_experts_new(int type, int up, int64_t n_in, int64_t n_rows, int64_t n_experts, int gate) {
   Experts* experts = new Experts;
   experts->format = format_of(type);
+  experts->up = format_of(up < 0 ? type : up);
+  experts->gate = static_cast<Gate>(gate);
   experts->n_in = n_in;
   experts->n_rows = n_rows;
   experts->n_experts = n_experts;
-  experts->matrix_bytes = stripes_of(n_rows) * stripe_bytes(*experts->format, n_in);
+  const int64_t bytes = stripes_of(n_rows) * stripe_bytes(*experts->format, n_in);
+  const bool are_one = gate != gate_none && up < 0;
+  experts->matrix_bytes = are_one ? 2 * bytes : bytes;
+  experts->up_bytes = are_one ? 2 * bytes : stripes_of(n_rows) * stripe_bytes(*experts->up, n_in);
+  experts->up_begin = are_one ? bytes : 0;
   return experts;
 }
 
@@ -161,7 +208,8 @@ PUNA_EXPORT void puna_order_node(void* node, int thread, int n_threads, void* ex
   }
 }
 
-// Node: F32 [n_rows, n_used, n] from ordered activations and packed weights; user data is the Experts.
+// Node: F32 [n_rows, n_used, n] from ordered activations and packed weights, gate's and up's where it is gated; user data is the
+// Experts.
 PUNA_EXPORT void puna_experts_node(void* node, int thread, int n_threads, void* experts) {
   const Tensor* to = static_cast<Tensor*>(node);
   Experts& m = *static_cast<Experts*>(experts);
@@ -186,14 +234,15 @@ PUNA_EXPORT void puna_experts_node(void* node, int thread, int n_threads, void* 
       next_offset += Activations::bytes(m.format->rounding, m.n_in, n_tokens);
     }
     const Activations a(m.format->rounding, m.n_in, order.begin[e + 1] - order.begin[e], order.activations + offset);
-    const uint8_t* weights = static_cast<const uint8_t*>(to->src[1]->data) + e * m.matrix_bytes;
+    const Weights weights(m, to->src + 1, e);
     multiply_rows(m, a, weights, i - (end - n_of_expert), n_of_expert, static_cast<float*>(to->data), order.columns + order.begin[e]);
   });
 }
 
-// Node: the same from one token's x F32 [n_in, n_used or 1] and experts I32 [n_used], that every thread rounds for itself.
+// Node: the same from one token's x F32 [n_in, n_used or 1] and experts I32 [n_used], which come first and every thread rounds for
+// itself.
 PUNA_EXPORT void puna_token_experts_node(void* node, int thread, int n_threads, void* experts) {
-  const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0], *ids = to->src[2];
+  const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0], *ids = to->src[1];
   Experts& m = *static_cast<Experts*>(experts);
   const Rounding how = m.format->rounding;
   const int64_t n_used = ids->ne[0], n_inputs = x->ne[1], column_bytes = Activations::bytes(how, m.n_in, 1);
@@ -205,7 +254,7 @@ PUNA_EXPORT void puna_token_experts_node(void* node, int thread, int n_threads, 
     const int32_t e = expert_of(ids, slot);
     if (e < 0 || e >= m.n_experts) abort();  // as ggml does
     const Activations a(how, m.n_in, 1, memory + (n_inputs == 1 ? 0 : slot) * column_bytes);
-    const uint8_t* weights = static_cast<const uint8_t*>(to->src[1]->data) + e * m.matrix_bytes;
+    const Weights weights(m, to->src + 2, e);
     multiply_rows(m, a, weights, i % n_pieces, n_pieces, static_cast<float*>(to->data) + slot * m.n_rows, nullptr);
   });
 }

@@ -23,7 +23,7 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 
 # Of packed matrices, which all instruction sets read alike: another one when formats.h lays them out in another way.
 LAYOUT = "1"
@@ -48,7 +48,7 @@ SHORT = {
     "puna_rounded_bytes": "l ill",
     "puna_matrix_new": "p ill",
     "puna_matrix_free": "v p",
-    "puna_experts_new": "p illl",
+    "puna_experts_new": "p iillli",
     "puna_experts_free": "v p",
     "puna_ordered_bytes": "l pl",
     "puna_linear_new": "p ppilifi",

@@ -54,11 +54,6 @@ struct Addends {
   }
 };
 
-// Where y of tokens from *first* on begins, if those before it were there too.
-inline float* origin(float* y, int64_t first, int64_t stride) {
-  return reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(y) - static_cast<uintptr_t>(first * stride) * sizeof(float));
-}
-
 thread_local Scratch gate_scratch;
 constexpr int64_t gated_bytes = 64 << 10;
 

@@ -34,6 +34,11 @@ struct Chunks {
   }
 };
 
+// Where y of tokens from *first* on begins, if those before it were there too.
+inline float* origin(float* y, int64_t first, int64_t stride) {
+  return reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(y) - static_cast<uintptr_t>(first * stride) * sizeof(float));
+}
+
 // Stripes [begin, end) of *work* with tokens [first, first + n), which are one chunk.
 inline void multiply_chunk(const Format& format, const Activations& a, const Work& work, int64_t tile) {
   const int64_t end = work.first + work.n;

@@ -68,7 +68,7 @@ class OwnProducts:
         matrix_bytes = k.puna_packed_bytes(tensor_type, n_in, n_out)
         with ExitStack() as stack:
             stored, computed = stack.enter_context(products.described()), stack.enter_context(products.described())
-            experts = k.puna_experts_new(tensor_type, n_in, n_out, n_experts)
+            experts = k.puna_experts_new(tensor_type, -1, n_in, n_out, n_experts, 0)
             stack.callback(k.puna_experts_free, experts)
             weights = g.ggml_new_tensor_1d(stored, TYPE_I8, matrix_bytes * n_experts)
             inputs = g.ggml_new_tensor_3d(computed, TYPE_F32, n_in, n_used, n)
@@ -79,7 +79,7 @@ class OwnProducts:
                 ordered = self._node(computed, "puna_order_node", TYPE_I8, (ordered_bytes,), [inputs, ids], experts)
                 product = self._node(computed, "puna_experts_node", TYPE_F32, shape, [ordered, weights], experts)
             else:
-                product = self._node(computed, "puna_token_experts_node", TYPE_F32, shape, [inputs, weights, ids], experts)
+                product = self._node(computed, "puna_token_experts_node", TYPE_F32, shape, [inputs, ids, weights], experts)
             self._allocate(stack, stored, computed)
             for i, matrix in enumerate(np.split(data, n_experts)):
                 k.puna_pack(tensor_type, matrix.ctypes.data, n_in, 0, n_out, structs.data_of(weights) + i * matrix_bytes)
