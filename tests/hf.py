@@ -147,13 +147,18 @@ def hf_config(gguf: Path, architecture: str = "LlamaForCausalLM", **changes: Any
     return config | changes
 
 
+def added_token(number: int, text: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": text, **flags, "special": True}
+
+
 def tokenizer_json(vocabulary: Vocabulary, pattern: str = LLAMA3_PATTERN) -> dict[str, Any]:
-    texts = [token.decode() for token in vocabulary.tokens]
+    texts, begin = [token.decode() for token in vocabulary.tokens], "<|begin|>"
     special = [i for i, kind in enumerate(vocabulary.kinds) if kind == CONTROL]
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {
         "version": "1.0",
-        "added_tokens": [{"id": i, "content": texts[i], "special": True, "normalized": False} for i in special],
+        "added_tokens": [added_token(i, texts[i]) for i in special],
         "normalizer": None,
         "pre_tokenizer": {
             "type": "Sequence",
@@ -162,13 +167,21 @@ def tokenizer_json(vocabulary: Vocabulary, pattern: str = LLAMA3_PATTERN) -> dic
         "post_processor": {
             "type": "Sequence",
             "processors": [
-                {"type": "ByteLevel"},
-                {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|begin|>"}}, {"Sequence": {"id": "A"}}]},
+                {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
+                {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": begin, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                    "special_tokens": {
+                        "<|begin|>": {"id": "<|begin|>", "ids": [texts.index("<|begin|>")], "tokens": ["<|begin|>"]}
+                    },
+                },
             ],
         },
         "model": {
             "type": "BPE",
             "byte_fallback": False,
+            "ignore_merges": True,
             "vocab": {text: i for i, text in enumerate(texts) if i not in special},
             "merges": [merge.decode() for merge in vocabulary.merges],
         },

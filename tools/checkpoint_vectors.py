@@ -1,4 +1,5 @@
-"""Writes what tests/checkpoints expects: logits that the authors' program (transformers, with torch) computes.
+"""Writes what tests/checkpoints expects: logits that the authors' program (transformers, with torch) computes,
+and tokens (tokenizers).
 
 Run it where both are installed, which tests need neither of: ``python tools/checkpoint_vectors.py [name ...]``.
 """
@@ -19,12 +20,16 @@ sys.path.insert(0, str(ROOT))
 
 from tests.checkpoints.cases import CASES, ROWS, STRIDE, TOKENS, Case  # noqa: E402  # after the path that leads there
 from tests.checkpoints.weights import in_few_bits, random_weights  # noqa: E402
+from tests.checkpoints.words import CUTS, MARKS, TEXTS, of_bytes, of_characters  # noqa: E402
 
 
 def main(names: list[str]) -> None:
     target = ROOT / "tests" / "checkpoints" / "vectors"
     target.mkdir(exist_ok=True)
-    for name in names or CASES:
+    for name in names or [*CASES, "words"]:
+        if name == "words":
+            (target / "words.json").write_text(json.dumps(words(), ensure_ascii=False, separators=(",", ":")) + "\n")
+            continue
         found = vectors(CASES[name])
         (target / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
         spread = np.std(found["logits"])
@@ -60,6 +65,17 @@ def vectors(case: Case) -> dict[str, Any]:
         else:  # an encoder, pooled by the mean
             rows = output.last_hidden_state[0].numpy().mean(0, keepdims=True)
     return {"shapes": shapes, "logits": [[float(f"{value:.6g}") for value in row[::STRIDE]] for row in rows]}
+
+
+def words() -> dict[str, list[list[int]]]:
+    """The tokens of all texts, by the kind of tokenizer."""
+    library = import_module("tokenizers")
+    files = {kind: of_bytes(kind) for kind in CUTS} | {kind: of_characters(kind) for kind in MARKS}
+    found = {}
+    for kind, content in files.items():
+        tokenizer = library.Tokenizer.from_str(json.dumps(content))
+        found[kind] = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    return found
 
 
 def few_bits(case: Case, name: str, values: Any, torch: Any) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from puna.errors import BadRequest, FileFormatError
+from puna.gguf.metadata import LazyArray
+from puna.gguf.reader import GGUFFile
 from puna.native.vocabulary import Vocabulary
+
+_ENDS = "tokenizer.ggml.eos_token_ids"
 
 
 class Tokenizer:
@@ -21,7 +25,7 @@ class Tokenizer:
         self.n_tokens: int = v.n_tokens
         self.bos: int = v.bos  # -1 when there is none
         self.adds_bos: bool = v.adds_bos
-        self.end_tokens: frozenset[int] = frozenset(v.end_of_generation())
+        self.end_tokens: frozenset[int] = frozenset(v.end_of_generation()) | frozenset(_stated_ends(path, v.n_tokens))
         self._piece = lru_cache(maxsize=65536)(v.piece)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -49,3 +53,14 @@ class Tokenizer:
 
     def close(self) -> None:
         self._vocabulary.close()
+
+
+def _stated_ends(path: str | Path, n_tokens: int) -> Iterator[int]:
+    """Tokens that end an answer beside the one that libllama reads: the ancestor's key for those of models with several."""
+    with GGUFFile.open(path) as file:
+        stated = file.metadata.get(_ENDS)
+        yield from (
+            token
+            for token in (stated if isinstance(stated, LazyArray) else ())
+            if isinstance(token, int) and 0 <= token < n_tokens
+        )

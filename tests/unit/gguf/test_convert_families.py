@@ -132,6 +132,13 @@ def test_every_class_is_tried_or_another_spelling_of_one() -> None:
     }
 
 
+def test_the_document_lists_every_class() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "folders.md").read_text()
+    table = [line for line in text.splitlines() if line.startswith("| `")]
+    assert {name for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])} == set(FAMILIES)
+    assert f"{len(FAMILIES)} classes" in (Path(__file__).parents[3] / "README.md").read_text()
+
+
 SEEING = {  # the class, the case of its text part, where that stands, and where the head does
     "Gemma3ForConditionalGeneration": ("gemma3", "language_model.model.", "", "vision_tower.vision_model.post_layernorm.weight"),
     "Gemma4ForConditionalGeneration": ("gemma4", "model.language_model.", "", "model.audio_tower.layers.0.norm.weight"),

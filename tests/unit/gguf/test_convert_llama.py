@@ -120,8 +120,8 @@ def bpe(**changes: Any) -> str:
     [
         ({"tokenizer.json": "["}, FileFormatError, "tokenizer.json: "),
         ({"tokenizer.json": "[" * 100_000}, FileFormatError, "tokenizer.json: "),
-        ({"tokenizer.json": bpe(type="Unigram")}, UnsupportedModel, "'Unigram' cannot be converted, only byte-level BPE"),
-        ({"tokenizer.json": bpe(byte_fallback=True)}, UnsupportedModel, "for SentencePiece add tokenizer.model"),
+        ({"tokenizer.json": bpe(type="Unigram")}, UnsupportedModel, "'Unigram' cannot be converted, only BPE"),
+        ({"tokenizer.json": bpe(byte_fallback=True)}, UnsupportedModel, "this pre_tokenizer is not known"),
         ({"tokenizer.json": bpe(merges=["a b c"])}, FileFormatError, "a merge that is no pair"),
         ({"tokenizer.json": bpe(merges=[["a"]])}, FileFormatError, "a merge that is no pair"),
         ({"tokenizer.json": bpe(vocab={"a": 10**9})}, FileFormatError, "number 1000000000, the model has"),

@@ -22,8 +22,9 @@ from puna.gguf.writer import GGUFWriter
 _UNUSED = (r".*rotary_emb\.inv_freq", r".*\.attn\.(bias|masked_bias)")  # made anew from the configuration
 
 
-def convert(family: Family, checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> None:
-    """Write *target* from a checkpoint.
+def convert(family: Family, checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> str:
+    """Write *target* from a checkpoint; returns the kind of weights that comes nearest to what it was published in, where
+    the file's own is twice as large.
 
     Errors: FileFormatError naming file and tensor; UnsupportedModel for what has no counterpart in GGUF.
     """
@@ -54,6 +55,7 @@ def convert(family: Family, checkpoint: Checkpoint, target: Path, on_bytes: OnBy
             writer.add_tensor(name, rows)
         layout.check_all_used(weights.used)
         output.write(target, on_bytes)
+    return "Q8_0" if quantisation.is_fp8 else ""
 
 
 def _check(family: Family, fields: Fields) -> None:

@@ -27,6 +27,14 @@ class _Module(msgspec.Struct, frozen=True):
     type: str
 
 
+def stated_pooling(checkpoint: Checkpoint) -> dict[str, Any]:
+    """As pooling, of a decoder: one without a word about it generates text.
+
+    Errors: as pooling.
+    """
+    return pooling(checkpoint) if checkpoint.has("modules.json") else {}
+
+
 def pooling(checkpoint: Checkpoint) -> dict[str, Any]:
     """The number GGUF has for it, by its key; a checkpoint without a word about it is pooled by the mean, as the field does."""
     name = "1_Pooling/config.json"

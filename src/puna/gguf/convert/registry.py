@@ -63,8 +63,8 @@ FAMILIES: dict[str, str] = {
 }
 
 
-def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> None:
-    """Write *target* from a checkpoint.
+def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> str:
+    """Write *target* from a checkpoint; returns the kind of weights to have them in, where nobody asks for another.
 
     Errors: UnsupportedModel naming the architecture and those there are; FileFormatError naming file and tensor;
     whatever *on_bytes* raises.
@@ -73,7 +73,7 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
     try:
         if name not in FAMILIES:
             raise UnsupportedModel(f'unsupported architecture "{name[:100]}"; supported: {", ".join(FAMILIES)}')
-        conversion.convert(_family(FAMILIES[name], Fields.of_text(stated, {})), checkpoint, target, on_bytes)
+        return conversion.convert(_family(FAMILIES[name], Fields.of_text(stated, {})), checkpoint, target, on_bytes)
     except ValueError as error:  # the writer's: a value that GGUF has no room for
         raise FileFormatError(f"the checkpoint cannot be written as GGUF: {error}") from error
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from puna.gguf.convert import vocabulary
 from puna.gguf.convert.checkpoint import Checkpoint
 from puna.gguf.convert.fields import Fields
+from puna.gguf.convert.pooling import stated_pooling
 from puna.gguf.writer import GGUFWriter
 
 Rows = npt.NDArray[Any]
@@ -65,10 +66,6 @@ def no_lengths(fields: Fields, layer: int) -> Lengths:
     return {}
 
 
-def nothing_beside(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    return {}
-
-
 def no_check(fields: Fields) -> None:
     return None
 
@@ -90,12 +87,12 @@ class Family:
     kinds: Callable[[Fields, int], Set[str]] = no_kinds  # of a layer
     layer_lengths: Callable[[Fields, int], Lengths] = no_lengths  # of axes that are not the same in every layer
     layers: str = "layers.{i}."  # where a layer's tensors are, below one of
-    roots: tuple[str, ...] = ("model.", "model.language_model.", "language_model.model.")
+    roots: tuple[str, ...] = ("model.", "model.language_model.", "language_model.model.", "")
     n_layers: Value = field(default=lambda fields: fields.whole("num_hidden_layers", high=1024))
     table: str = "embed_tokens.weight"
     unused: tuple[str, ...] = ()  # tensors that take no part in what the text part computes, as expressions
     words: Callable[[Checkpoint, int, Mapping[str, Any]], Words] = vocabulary.read
-    beside: Callable[[Checkpoint], Mapping[str, Any]] = nothing_beside  # keys that other files state
+    beside: Callable[[Checkpoint], Mapping[str, Any]] = stated_pooling  # keys that other files state
     beyond: bool = False  # layers behind the last one guess further tokens, and take no part in the next one
 
 

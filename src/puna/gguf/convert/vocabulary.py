@@ -1,12 +1,12 @@
 """Vocabularies of text models, from the files of a checkpoint to the keys of a GGUF file.
 
-Byte-level BPE comes from tokenizer.json, SentencePiece from tokenizer.model. How text is cut before merging is named by
-llama.cpp's word for it (``tokenizer.ggml.pre``); a way of cutting that has no such name is refused, because the wrong one
-gives other tokens without any error.
+BPE comes from tokenizer.json, of bytes or of characters with bytes for those that it lacks; SentencePiece from
+tokenizer.model, or from a tokenizer.json that was made of one.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,23 +17,13 @@ import msgspec
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert import sentencepiece
 from puna.gguf.convert.checkpoint import Checkpoint, Tensors
+from puna.gguf.convert.cutting import check_normalizer, cut_by, spaces_of, steps_of
 from puna.gguf.types import ValueType
 from puna.gguf.writer import GGUFWriter
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types as GGUF numbers them
 
 MAX_TOKENS = 1 << 22
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_PATTERNS = {  # the expression that cuts the text, as tokenizer.json files have it
-    rf"{_WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}": "llama-bpe",
-    rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}": "qwen2",
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}": "tekken",
-}
 
 
 class _AddedToken(msgspec.Struct, frozen=True):
@@ -47,6 +37,8 @@ class _BPE(msgspec.Struct, frozen=True):
     merges: list[str | list[str]] = []
     type: str = ""
     byte_fallback: bool | None = False
+    ignore_merges: bool | None = False
+    unk_token: str | None = None
 
 
 class _TokenizerFile(msgspec.Struct, frozen=True):
@@ -54,6 +46,7 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
 
     model: _BPE = _BPE()
     added_tokens: list[_AddedToken] = []
+    normalizer: Any = None
     pre_tokenizer: Any = None
     post_processor: Any = None
 
@@ -68,6 +61,12 @@ class _TokenizerConfig(msgspec.Struct, frozen=True):
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     chat_template: str | list[dict[str, Any]] | None = None
+
+
+class _Generation(msgspec.Struct, frozen=True):
+    """The part of generation_config.json that matters."""
+
+    eos_token_id: int | list[int] | None = None
 
 
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # GGUF's names and the checkpoint's
@@ -85,6 +84,7 @@ class Vocabulary:
     merges: list[str] = field(default_factory=list)
     specials: dict[str, int] = field(default_factory=dict)  # by role
     flags: dict[str, bool] = field(default_factory=dict)
+    ends: list[int] = field(default_factory=list)  # all tokens that end an answer, where there are several
     chat_template: str = ""
 
     def add_to(self, writer: GGUFWriter) -> None:
@@ -100,6 +100,8 @@ class Vocabulary:
             writer.add(f"tokenizer.ggml.{role}_token_id", token, ValueType.UINT32)
         for name, value in self.flags.items():
             writer.add(f"tokenizer.ggml.{name}", value)
+        if self.ends:
+            writer.add("tokenizer.ggml.eos_token_ids", self.ends, element=ValueType.UINT32)
         if self.chat_template:
             writer.add("tokenizer.chat_template", self.chat_template)
 
@@ -118,7 +120,7 @@ def read(checkpoint: Checkpoint, n_tokens: int, ids: Mapping[str, Any]) -> Vocab
         vocabulary = _sentencepiece(checkpoint, file, n_tokens)
         begins = True
     elif checkpoint.has("tokenizer.json"):
-        vocabulary = _byte_level(file, n_tokens)
+        vocabulary = _characters(file, n_tokens) if file.model.byte_fallback else _byte_level(file, n_tokens)
         begins = _begins_with_special(file.post_processor)
     else:
         raise FileFormatError("the checkpoint has neither tokenizer.json nor tokenizer.model")
@@ -130,6 +132,7 @@ def read(checkpoint: Checkpoint, n_tokens: int, ids: Mapping[str, Any]) -> Vocab
     vocabulary.specials = _specials(vocabulary.tokens, settings, ids)
     if "bos" not in vocabulary.specials:
         vocabulary.flags["add_bos_token"] = False
+    vocabulary.ends = _ends(checkpoint, vocabulary, ids)
     vocabulary.chat_template = _chat_template(checkpoint, settings)
     return vocabulary
 
@@ -149,19 +152,56 @@ def n_embeddings(tensors: Tensors, table: str, width: int) -> int:
 
 def _byte_level(file: _TokenizerFile, n_tokens: int) -> Vocabulary:
     model = file.model
-    if model.type != "BPE" or model.byte_fallback:
-        kind = "BPE with bytes as a fallback" if model.byte_fallback else model.type or "nothing"
-        raise UnsupportedModel(
-            f"tokenizer.json: {kind!r} cannot be converted, only byte-level BPE can; for SentencePiece add tokenizer.model"
-        )
+    if model.type != "BPE":
+        raise UnsupportedModel(f"tokenizer.json: {model.type[:40] or 'nothing'!r} cannot be converted, only BPE can")
+    check_normalizer(file.normalizer)
     tokens, kinds = _padded(n_tokens)
     for text, number in model.vocab.items():
         _put(tokens, kinds, number, text.encode("utf-8", "replace"), NORMAL, "tokenizer.json")
     _put_added(tokens, kinds, file.added_tokens, "tokenizer.json")
+    return Vocabulary("gpt2", cut_by(file.pre_tokenizer, bool(model.ignore_merges)), tokens, kinds, merges=_merges(model))
+
+
+def _merges(model: _BPE) -> list[str]:
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.merges]
     if any(pair.count(" ") != 1 for pair in merges):
         raise FileFormatError("tokenizer.json: a merge that is no pair")
-    return Vocabulary("gpt2", _pre(file.pre_tokenizer), tokens, kinds, merges=merges)
+    return merges
+
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def _characters(file: _TokenizerFile, n_tokens: int) -> Vocabulary:
+    """BPE of characters, as SentencePiece has it, with tokens of bytes for characters that are none.
+
+    With a space before every text it is SentencePiece's in all, whose scores are in the order of merges; without one GGUF
+    has a kind of its own, which merges by rank.
+    """
+    model = file.model
+    if model.type != "BPE":
+        raise UnsupportedModel(f"tokenizer.json: {model.type[:40]!r} cannot be converted, only BPE can")
+    begins = spaces_of(file.normalizer, file.pre_tokenizer)
+    tokens, kinds = _padded(n_tokens)
+    for text, number in model.vocab.items():
+        kind = BYTE if _BYTE.fullmatch(text) else NORMAL
+        _put(tokens, kinds, number, text.encode("utf-8", "replace"), kind, "tokenizer.json")
+    unknown = model.vocab.get(model.unk_token or "", -1)
+    if 0 <= unknown < n_tokens:
+        kinds[unknown] = UNKNOWN
+    added = [token for token in file.added_tokens if token.id != unknown]
+    for token in added:  # they are among the pieces too
+        if 0 <= token.id < n_tokens and tokens[token.id] == token.content.encode("utf-8", "replace"):
+            kinds[token.id] = UNUSED
+    _put_added(tokens, kinds, added, "tokenizer.json")
+    merges = _merges(model)
+    if not begins:
+        return Vocabulary("gemma4", "gemma4", tokens, kinds, scores=[0.0] * n_tokens, merges=merges)
+    ranks: dict[bytes, int] = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault(pair.replace(" ", "").encode("utf-8", "replace"), rank)
+    scores = [-float(ranks.get(token, 1 << 22)) for token in tokens]
+    return Vocabulary("llama", "default", tokens, kinds, scores=scores, flags={"add_space_prefix": True})
 
 
 def _sentencepiece(checkpoint: Checkpoint, file: _TokenizerFile, n_tokens: int) -> Vocabulary:
@@ -202,41 +242,9 @@ def _put_added(tokens: list[bytes], kinds: list[int], added: Iterable[_AddedToke
         _put(tokens, kinds, token.id, text, CONTROL if token.special else USER_DEFINED, file)
 
 
-def _pre(pre_tokenizer: Any) -> str:
-    """Llama.cpp's name of how the text is cut.
-
-    Errors: UnsupportedModel quoting what has no name.
-    """
-    steps = _steps(pre_tokenizer, "pretokenizers")
-    if steps and steps[-1].get("type") == "ByteLevel" and not steps[-1].get("add_prefix_space"):
-        before = steps[:-1]
-        has_default_pattern = steps[-1].get("use_regex", True)
-        if not before and has_default_pattern:
-            return "gpt-2"
-        if len(before) == 1 and before[0].get("type") == "Digits" and before[0].get("individual_digits") and has_default_pattern:
-            return "smollm"
-        if len(before) == 1 and before[0].get("type") == "Split" and not has_default_pattern:
-            pattern = before[0].get("pattern")
-            name = _PATTERNS.get(str(pattern.get("Regex"))) if isinstance(pattern, dict) else None
-            if name is not None and before[0].get("behavior") == "Isolated" and not before[0].get("invert"):
-                return name
-    shown = msgspec.json.encode(pre_tokenizer).decode("utf-8", "replace")
-    raise UnsupportedModel(f"tokenizer.json: this pre_tokenizer is not known: {shown[:500]}")
-
-
-def _steps(processor: Any, name: str) -> list[dict[str, Any]]:
-    """The parts of a tokenizer's component: those of a sequence, or the one it is."""
-    if not isinstance(processor, dict):
-        return []
-    if processor.get("type") != "Sequence":
-        return [processor]
-    parts = processor.get(name)
-    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-
-
 def _begins_with_special(post_processor: Any) -> bool:
     """Whether a special token is put before every text."""
-    for step in _steps(post_processor, "processors"):
+    for step in steps_of(post_processor, "processors"):
         template = step.get("single")
         if step.get("type") == "TemplateProcessing" and isinstance(template, list) and template:
             return isinstance(template[0], dict) and "SpecialToken" in template[0]
@@ -255,6 +263,24 @@ def _specials(tokens: list[bytes], settings: _TokenizerConfig, ids: Mapping[str,
         elif isinstance(number, int) and 0 <= number < len(tokens):
             found[role] = number
     return found
+
+
+def _ends(checkpoint: Checkpoint, vocabulary: Vocabulary, ids: Mapping[str, Any]) -> list[int]:
+    """What ends an answer by any of the files, the tokenizer's first; empty where there is one alone.
+
+    Errors: FileFormatError for a token that is none.
+    """
+    stated = [vocabulary.specials["eos"]] if "eos" in vocabulary.specials else []
+    places = {"config.json": ids.get("eos_token_id")}
+    if checkpoint.has("generation_config.json"):
+        places["generation_config.json"] = checkpoint.decoded("generation_config.json", _Generation).eos_token_id
+    for name, found in places.items():
+        for token in found if isinstance(found, list) else [] if found is None else [found]:
+            if not isinstance(token, int) or not 0 <= token < len(vocabulary.tokens):
+                raise FileFormatError(f"{name}: eos_token_id has {str(token)[:40]}, which is no token")
+            stated.append(token)
+    distinct = list(dict.fromkeys(stated))
+    return distinct if len(distinct) > 1 else []
 
 
 def _chat_template(checkpoint: Checkpoint, settings: _TokenizerConfig) -> str:

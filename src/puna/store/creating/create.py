@@ -55,7 +55,7 @@ def create(
     if recipe.base:
         making.take_over(_base(folder, work, recipe.base, fetch), recipe)
     else:
-        making.add_files(_canonical(recipe.files or {}))
+        making.add_files(_canonical(recipe.files or {}), recipe.quantize)
     if recipe.quantize:
         making.quantise(kind_named(recipe.quantize))
     making.add_adapters(_canonical(recipe.adapters))
@@ -104,13 +104,15 @@ class _Making:
         self.extra = base.config_extra
         self.parameters = dict(base.parameters)
 
-    def add_files(self, digests: Mapping[str, str]) -> None:
-        """The model's files by name: GGUF files, or those of a checkpoint."""
+    def add_files(self, digests: Mapping[str, str], quantize: str) -> None:
+        """The model's files by name: GGUF files, or those of a checkpoint; *quantize* is what becomes of them later."""
         if any(path.lower().endswith(".safetensors") for path in digests):
             files = {path: self._uploaded(digest) for path, digest in digests.items()}
-            blob = convert_checkpoint(self.blobs, self.work, files, self.report)
+            blob, kind = convert_checkpoint(self.blobs, self.work, files, self.report)
             self._append("model", blob)
             self._describe(blob.digest)
+            if kind and not quantize:
+                self.quantise(kind)
             return
         adapters = {path: digest for path, digest in digests.items() if self._add_model_file(path, digest) == "adapter"}
         self.add_adapters(adapters)
@@ -179,7 +181,7 @@ class _Making:
     def _draft(self, digests: Mapping[str, str]) -> Blob:
         if any(path.lower().endswith(".safetensors") for path in digests):
             files = {path: self._uploaded(digest) for path, digest in digests.items()}
-            return convert_checkpoint(self.blobs, self.work, files, self.report)
+            return convert_checkpoint(self.blobs, self.work, files, self.report)[0]
         for path, digest in digests.items():
             found = self._details(path, digest).kind
             if found != "model" or len(digests) > 1:

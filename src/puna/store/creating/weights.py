@@ -20,8 +20,8 @@ UNQUANTIZED = ("F32", "F16", "BF16")
 QUANTIZING = "0" * 19  # stands for a digest in progress lines, as in Ollama's: clients show a bar only where there is one
 
 
-def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], report: Report) -> Blob:
-    """A GGUF file from a checkpoint's files by their names in it.
+def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], report: Report) -> tuple[Blob, str]:
+    """A GGUF file from a checkpoint's files by their names in it, and the kind to have it in where nobody asks for another.
 
     Errors: FileFormatError naming file and tensor; UnsupportedModel.
     """
@@ -33,8 +33,8 @@ def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], repo
     n_bytes = sum(path.stat().st_size for path in files.values())
     with scratch(work, "convert-") as folder, storing(work.root, n_bytes):
         target = folder / "model.gguf"
-        convert(Checkpoint(files), target, _reporter(report, status))
-        return _add(blobs, target, report)
+        kind = convert(Checkpoint(files), target, _reporter(report, status))
+        return _add(blobs, target, report), kind
 
 
 def convert_adapter(blobs: Blobs, work: Work, files: Mapping[str, Path], model: Path, report: Report) -> Blob:
