@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from puna.errors import BadRequest, FileFormatError, NotFound, StoreError
+from puna.errors import BadRequest, FileFormatError, NotFound, StoreError, UnsupportedModel
 from puna.store.disk.config import ModelConfig
 from puna.store.disk.files import is_absent, open_regular
 from puna.store.models.details import read_details
@@ -49,12 +49,14 @@ def check_takeable(text: str) -> None:
 def open_model(path: str | Path) -> StoredModel:
     """A model named by its path.
 
-    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model.
+    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model; UnsupportedModel for a part of one.
     """
     absolute = Path(path).expanduser().absolute()
     details = read_details(absolute)
     if details.kind != "model":
         raise FileFormatError(f"{path} holds no model but a{'n' if details.kind == 'adapter' else ''} {details.kind}")
+    if details.n_splits > 1:
+        raise UnsupportedModel(f"{path} is one of {details.n_splits} files of a model: `puna create` with FROM makes one of them")
     try:
         found = absolute.stat()
     except OSError as error:
