@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from puna.errors import BadRequest, DiskFull, FileFormatError, InvalidName, NotFound, PunaError, SourceError
+from puna.errors import BadRequest, DiskFull, FileFormatError, InvalidName, NotFound, PunaError, SourceError, UnsupportedModel
 from puna.store.models import modelfile
 from puna.store.models.show import show
 from puna.store.progress import Progress

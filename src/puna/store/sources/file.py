@@ -49,7 +49,8 @@ def check_takeable(text: str) -> None:
 def open_model(path: str | Path) -> StoredModel:
     """A model named by its path.
 
-    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model; UnsupportedModel for a part of one.
+    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model;
+    UnsupportedModel for a part of one.
     """
     absolute = Path(path).expanduser().absolute()
     details = read_details(absolute)
