@@ -167,6 +167,10 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
+def _hub_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+
+
 def _setting(name: str, parse: Callable[[str], Any], default: Any, help_text: str, former_name: str = "") -> Any:
     """*former_name*: a variable that still works where the new one is not set."""
     meta = {"env": name, "parse": parse, "help": help_text, "former_name": former_name}
@@ -255,6 +259,8 @@ class Settings:
         "OLLAMA_CLOUD_BASE_URL", _web_address, "https://ollama.com", "where puna signin goes: another address, for tests"
     )
     hub_endpoint: str = _setting("HF_ENDPOINT", _web_address, "https://huggingface.co", "the hub that hf.co/... names")
+    hub_home: Path = _setting("HF_HOME", _path, _hub_home, "where the hub's own tools keep files, which puna list --all shows")
+    hub_cache: Path | None = _setting("HF_HUB_CACHE", _path, None, "the same for models alone (unset: the folder hub in HF_HOME)")
     hub_token: str = _setting("HF_TOKEN", str, "", "for what the hub shows to those only who may see it; sent nowhere else")
     no_prune: bool = _setting("OLLAMA_NOPRUNE", _boolean, False, "keep blobs that no model uses")
     new_engine: bool | None = _setting(

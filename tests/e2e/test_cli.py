@@ -205,3 +205,25 @@ def test_a_conversation(env: dict[str, str], home: Path, model: str) -> None:
         repl.send("/bye\r")
         assert repl.wait_for_end()[1] == 0
         assert_ends(family)
+
+
+def test_files_of_other_programs_are_listed_and_run_where_they_lie(puna: Puna, home: Path) -> None:
+    """The hub's cache has links to files whose names say nothing; LM Studio has a folder for each author."""
+    repository = home / ".cache" / "huggingface" / "hub" / "models--ann--Tiny-GGUF"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    write_llama(repository / "blobs" / "etag", n_ctx=512)
+    os.symlink("../../blobs/etag", snapshot / "tiny.gguf")
+    studio = home / ".lmstudio" / "models" / "bob" / "Other"
+    studio.mkdir(parents=True)
+    write_llama(studio / "other.gguf", n_ctx=512)
+    before = sorted(path for path in (home / ".cache").rglob("*") if "puna" not in path.parts)
+    assert ".gguf" not in puna("list").stdout
+    listed = [line.split()[0] for line in puna("list", "--all").stdout.splitlines()]
+    assert {str(snapshot / "tiny.gguf"), str(studio / "other.gguf")} <= set(listed)
+    files = json.loads(puna("list", "--all", "--json", "tiny").stdout)["files"]
+    assert [item["path"] for item in files] == [str(snapshot / "tiny.gguf")]
+    answer = puna("run", str(snapshot / "tiny.gguf"), "--nowordwrap", "hello")
+    assert answer.returncode == 0, answer.stderr
+    assert sorted(path for path in (home / ".cache").rglob("*") if "puna" not in path.parts) == before

@@ -6,6 +6,7 @@ The files that the Modelfile names are hashed, sent to the server unless it has 
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ _WEIGHTS = (
     "*.bin",
 )
 _COMPANIONS = ("*.json", "*/*.json", "tokenizer.model", "vocab.txt", "chat_template.jinja")
+
+_PART = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}\.gguf", re.IGNORECASE)
 
 Files = dict[str, Path]  # by the name the server shall know
 
@@ -116,7 +119,7 @@ def _files_at(path: Path) -> Files:
     Errors: NotFound when a folder holds none; BadRequest when a link in it leads out of it.
     """
     if path.is_file():
-        return {path.name: path}
+        return {part.name: part for part in _parts_of(path)}
     for pattern in _WEIGHTS:
         weights = sorted(path.glob(pattern))
         if weights:
@@ -129,6 +132,14 @@ def _files_at(path: Path) -> Files:
         if not found.is_relative_to(path):
             raise BadRequest(f"insecure path: {name} leads out of {path}")
     return chosen
+
+
+def _parts_of(path: Path) -> list[Path]:
+    """A file, with the others that a large model was cut into if it is one of them."""
+    part = _PART.fullmatch(path.name)
+    if part is None:
+        return [path]
+    return sorted(found for found in path.parent.iterdir() if (other := _PART.fullmatch(found.name)) and other[1] == part[1])
 
 
 def _upload(client: Client, path: Path, shown: Display) -> str:

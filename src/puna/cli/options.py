@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,7 @@ def model_reference(text: str) -> str:
     if not must_be_path and not text.lower().endswith(".gguf"):
         return text
     if path.is_file():
-        return str(path.resolve())
+        return os.path.abspath(path)  # links stay: what they lead to need not be called .gguf
     if must_be_path:
         raise NotFound(f"no such file: {text}")
     return text

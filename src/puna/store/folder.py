@@ -351,6 +351,13 @@ class ModelFolder:
                 self._opened[key] = known
         return known
 
+    def described(self, manifest: Manifest, name: Name) -> StoredModel:
+        """What a manifest says that is not stored, though its blobs are.
+
+        Errors: FileFormatError; StoreError.
+        """
+        return self._assemble(StoredManifest(name, manifest, "", 0.0))
+
     def _assemble(self, stored: StoredManifest) -> StoredModel:
         model = StoredModel(
             name=stored.name.display,

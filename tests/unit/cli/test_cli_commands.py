@@ -313,6 +313,13 @@ def test_create_sends_files_and_instructions(puna: Cli, fake: FakeServer, tmp_pa
     assert "copying file" not in puna("create", "mine", "-f", "recipe/Modelfile").stderr
 
 
+def test_create_from_one_of_several_parts_sends_them_all(puna: Cli, fake: FakeServer, tmp_path: Path) -> None:
+    for name in ("big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "other-00001-of-00002.gguf", "big.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF" + name.encode())
+    assert puna("create", "mine", "-f", "-", stdin="FROM ./big-00001-of-00002.gguf\n").returncode == 0
+    assert sorted(fake.bodies("/api/create")[0]["files"]) == ["big-00001-of-00002.gguf", "big-00002-of-00002.gguf"]
+
+
 def test_create_from_a_model(puna: Cli, fake: FakeServer) -> None:
     assert puna("create", "mine", "-f", "-", stdin="FROM echo:1b\n").returncode == 0
     assert fake.bodies("/api/create") == [{"model": "mine", "from": "echo:1b"}]

@@ -90,9 +90,13 @@ class Worker:
                 self.pull()
 
     def look(self) -> None:
-        """The keeper is there at any time, whoever replaces it."""
-        model = self.store.get(KEEPER)
-        assert model.manifest is not None
+        """The keeper is there at any time, whoever replaces it, and so is what nobody but this worker changes."""
+        for name in (KEEPER, *(name for name, what in states(self.journal).items() if what == "is" and name != KEEPER)):
+            model = self.store.get(name)
+            assert model.manifest is not None
+            if name != KEEPER:
+                lacking = [layer for layer in model.manifest.blobs if self.store.blobs.n_bytes(layer.digest) != layer.size]
+                assert not lacking, f"{name} is damaged: {lacking}"
 
     def pause(self, _: Progress) -> None:
         time.sleep(self.random.random() * 0.003)
@@ -151,6 +155,12 @@ class Worker:
             self.store.pull(f"{REGISTRY.netloc}/library/m:{self.random.choice([1, 2])}", self.pause, insecure=True)
 
 
+def states(journal: Path) -> dict[str, str]:
+    """What a worker was told last of each name that it changed: it is there, it is gone, or nothing yet."""
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    return {name: what for what, name in (line.split() for line in lines)}
+
+
 def age(folder: Path, hours: int = 2) -> None:
     """Make everything look old: what is at work is told from locks, not from clocks."""
     then = time.time() - hours * 3600
@@ -202,6 +212,34 @@ def main(folder: Path, seed: int, n_workers: int, n_steps: int, n_kills: int) ->
             break
         time.sleep(rng.random() * 0.05)
     return problems
+
+
+def interleavings(folder: Path, first: int, n: int) -> list[str]:
+    """So many short runs, each in a copy of the store, with what went wrong in each and the seed that it followed from."""
+    problems: list[str] = []
+    for seed in range(first, first + n):
+        copy = folder / f"seed-{seed}"
+        shutil.copytree(folder / "models", copy / "models", symlinks=True)
+        (copy / "weights").symlink_to(folder / "weights")
+        found = main(copy, seed, n_workers=4, n_steps=5, n_kills=6) + after_a_run(copy)
+        problems += [f"seed {seed}: {problem}" for problem in found]
+        shutil.rmtree(copy)
+    return problems
+
+
+def after_a_run(folder: Path) -> list[str]:
+    """What is wrong when all are done: with what was acknowledged, and with what a prune leaves."""
+    root = folder / "models"
+    problems = damage(root)
+    told: dict[str, str] = {}
+    for journal in folder.glob("journal-*"):
+        told |= states(journal)
+    there = {model.name.removesuffix(":latest") for model in Store(root).list()}
+    problems += [f"{name} was acknowledged and is not there" for name, what in told.items() if what == "is" and name not in there]
+    problems += [f"{name} was deleted and is there" for name, what in told.items() if what == "gone" and name in there]
+    age(root, 48)
+    Store(root).prune()
+    return problems + damage(root) + orphans(root)
 
 
 def pull_first(store: Store, folder: Path) -> None:
@@ -351,4 +389,6 @@ if __name__ == "__main__":
     CopyingPip.links = root / "links"
     serve_models(root)
     with REGISTRY.running():
-        print(json.dumps(main(root, *map(int, sys.argv[2:])) if sys.argv[2:] else crash_everywhere(root)))
+        numbers = [int(text) for text in sys.argv[2:]]
+        found = {0: crash_everywhere, 2: interleavings, 4: main}[len(numbers)](root, *numbers)  # type: ignore[operator]
+        print(json.dumps(found))

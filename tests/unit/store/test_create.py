@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from puna.errors import BadRequest, FileFormatError, InvalidName, NotFound, PunaError, SourceError, UnsupportedModel
+from puna.errors import BadRequest, DiskFull, FileFormatError, InvalidName, NotFound, PunaError, SourceError, UnsupportedModel
 from puna.store.models import modelfile
 from puna.store.models.show import show
 from puna.store.progress import Progress
 from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.lora import write_lora
+from tests.splitting import split
+from tests.tiny import write_llama
 from tests.unit.store.gguf_files import write_model
 
 ZEROS = "sha256:" + "0" * 64
@@ -185,7 +187,7 @@ def test_files_that_are_no_models(store: Store, tmp_path: Path) -> None:
         ({"x.gguf": text}, BadRequest, "supplied file was not in GGUF format"),
         ({"x.bin": text}, BadRequest, "unknown type"),
         ({"x.gguf": head}, FileFormatError, "the file ends inside the version"),
-        ({"x.gguf": split}, UnsupportedModel, "one of 3 parts"),
+        ({"x.gguf": split}, FileFormatError, "cut into 3 files, and not all are there: 2, 3 missing"),
     ]:
         with pytest.raises(error, match=message):
             store.create("new", Recipe(files=files))
@@ -231,3 +233,30 @@ def test_the_modelfile_of_show_makes_the_same_model(store: Store, base: str) -> 
     for part in ("template", "system", "licenses", "parameters", "messages", "model_path"):
         assert getattr(second, part) == getattr(first, part)
     assert second.config == first.config
+
+
+def test_a_model_in_parts_becomes_one_file(store: Store, tmp_path: Path) -> None:
+    whole = Path(write_llama(tmp_path / "tiny.gguf", n_ctx=256))
+    parts = split(whole, 3, tmp_path / "parts")
+    digests = {path.name: store.blobs.import_file(path).digest for path in parts}
+    projector = store.blobs.import_file(write_model(tmp_path / "p.gguf", architecture="clip")).digest
+    seen: list[Progress] = []
+    model = store.create("m", Recipe(files={**digests, "mmproj.gguf": projector}), seen.append)
+    assert model.model_path.read_bytes() == whole.read_bytes()
+    assert model.projector_paths == (store.blobs.path(projector),)
+    assert "joining the parts of the model" in [progress.status for progress in seen]
+    assert model.family == "llama"
+    assert not [path for path in store.root.rglob("*") if path.name.startswith(("tmp", "join"))]
+    with pytest.raises(UnsupportedModel, match="is one of 3 files of a model: `puna create` with FROM makes one of them"):
+        store.from_file(parts[0])
+    other = store.blobs.import_file(write_model(tmp_path / "o.gguf", seed=9)).digest
+    assert store.create("d", Recipe(files={"o.gguf": other}, drafts=digests)).draft_path == model.weights_path
+
+
+def test_the_room_for_the_whole_is_looked_at_first(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = split(Path(write_llama(tmp_path / "tiny.gguf", n_ctx=256)), 3, tmp_path / "parts")
+    digests = {path.name: store.blobs.import_file(path).digest for path in parts}
+    monkeypatch.setattr("puna.store.disk.space._free", lambda _: 1000)
+    with pytest.raises(DiskFull, match=r"more bytes are needed \([0-9]+ wanted, 1000 free\)"):
+        store.create("m", Recipe(files=digests))
+    assert store.find("m") is None

@@ -37,6 +37,7 @@ from puna.store.sources.web.http import Answer, Http
 from puna.store.store import Store
 from tests.patience import PATIENCE_S, wait_until
 from tests.registries import CHUNK_BYTES, Registry
+from tests.splitting import split
 from tests.unit.store.faults import failing_at
 
 N_ROWS = 4096  # of 32 numbers: half a megabyte
@@ -663,3 +664,29 @@ def test_a_push_can_be_cancelled(registry: Registry, there: Store, mine: Served)
     with pytest.raises(Cancelled):
         there.push(mine.reference, report, insecure=True)
     assert not registry.manifests
+
+
+def test_a_model_in_parts_becomes_one_file(registry: Registry, here: Store, there: Store, tmp_path: Path) -> None:
+    """With all else that its manifest names; asked for again, nothing is fetched as long as that manifest stays."""
+    whole = write_large(tmp_path / "whole.gguf", 7)
+    store = Store(tmp_path / "parts-there")
+    blob = store.blobs.import_file(whole)
+    store.create("m", Recipe(files={"m.gguf": blob.digest}, system="be kind", parameters={"top_k": 3}, licenses=("MIT",)))
+    manifest = json.loads(registry.add(store, "m", "ann/Big-GGUF:Q4"))
+    layers = []
+    for path in split(whole, 2, tmp_path / "parts"):
+        digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        registry.blobs[digest] = path.read_bytes()
+        layers.append({"mediaType": LAYER_PREFIX + "model", "digest": digest, "size": path.stat().st_size})
+    manifest["layers"] = [*layers, *(layer for layer in manifest["layers"] if layer["mediaType"] != LAYER_PREFIX + "model")]
+    registry.manifests["ann/Big-GGUF", "Q4"] = json.dumps(manifest).encode()
+    name = f"{registry.netloc}/ann/Big-GGUF:Q4"
+    pull(here, name)
+    model = here.get(name)
+    assert model.file is not None
+    assert model.file.n_splits == 1
+    assert model.model_path.read_bytes() == whole.read_bytes()
+    assert (model.system, model.parameters, model.licenses) == ("be kind", {"top_k": 3}, ("MIT",))
+    n_before = registry.n_bytes_sent
+    pull(here, name)
+    assert registry.n_bytes_sent == n_before

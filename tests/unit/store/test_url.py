@@ -16,6 +16,7 @@ from puna.store.sources.elsewhere import Elsewhere
 from puna.store.sources.web import download, retry
 from puna.store.store import Store
 from tests.registries import Handler, Host, Registry
+from tests.splitting import split
 from tests.unit.store.test_registry import write_large
 
 
@@ -151,3 +152,31 @@ def test_the_hubs_registry_is_asked_with_the_hubs_token(store: Store, tmp_path: 
         assert model.name == "hf.co/ann/Tiny-GGUF:Q4_K_M"
         assert set(hub.host.credentials) == {"Bearer hf_secret"}
         assert hub.storage.credentials == []
+
+
+def test_all_files_that_a_model_was_cut_into_are_fetched_and_joined(tmp_path: Path, store: Store) -> None:
+    whole = write_large(tmp_path / "big.gguf", 5)
+    served = {path.name: path.read_bytes() for path in split(whole, 2, tmp_path / "parts")}
+
+    def answer(request: Handler) -> None:
+        content = served.get(request.path.rpartition("/")[2])
+        if content is None:
+            request.reply(404)
+            return
+        begin, _, end = request.headers["Range"].removeprefix("bytes=").partition("-")
+        part = content[int(begin) : int(end) + 1]
+        span = f"bytes {begin}-{int(begin) + len(part) - 1}/{len(content)}"
+        request.reply(206, part, content_range=span, etag='"1"')
+
+    host = Host(answer)
+    with host.running():
+        url = f"http://{host.netloc}/ann/big-00001-of-00002.gguf"
+        model = store.pull(url, insecure=True)
+        assert model.name == "big:latest"
+        assert model.model_path.read_bytes() == whole.read_bytes()
+        n_before = len(host.seen)
+        store.pull(url, insecure=True)
+        assert len(host.seen) - n_before == 2, "each part is looked at, and is the same still"
+        del served["big-00002-of-00002.gguf"]
+        with pytest.raises(SourceError, match=r"big-00002-of-00002\.gguf: file does not exist"):
+            Store(tmp_path / "fresh").pull(url, insecure=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from puna.errors import BadRequest, FileFormatError, NotFound, UnsupportedModel
+from puna.errors import BadRequest, FileFormatError, NotFound
 from puna.gguf.quantise import kind_named
-from puna.store.creating.weights import check_adapter, convert_adapter, convert_checkpoint, quantise_blob
+from puna.store.creating.weights import check_adapter, convert_adapter, convert_checkpoint, join_parts, quantise_blob
 from puna.store.disk import config as configs
 from puna.store.disk.blobs import Blob, parse_digest
 from puna.store.disk.claims import Work
@@ -114,8 +114,20 @@ class _Making:
             if kind and not quantize:
                 self.quantise(kind)
             return
-        adapters = {path: digest for path, digest in digests.items() if self._add_model_file(path, digest) == "adapter"}
-        self.add_adapters(adapters)
+        found = {path: self._details(path, digest) for path, digest in digests.items()}
+        parts = {path: digests[path] for path, details in found.items() if details.n_splits > 1}
+        if parts:
+            blob = self._join(parts)
+            self._append("model", blob)
+            self._describe(blob.digest)
+        for path, details in found.items():
+            if path not in parts:
+                self._add_model_file(details, digests[path])
+        self.add_adapters({path: digests[path] for path, details in found.items() if details.kind == "adapter"})
+
+    def _join(self, parts: Mapping[str, str]) -> Blob:
+        """One file of those that a model was cut into."""
+        return join_parts(self.blobs, self.work, {path: self._uploaded(digest) for path, digest in parts.items()}, self.report)
 
     def quantise(self, kind: str) -> None:
         """Have the weights in another kind.
@@ -134,16 +146,14 @@ class _Making:
                 if is_new:  # it was only a step on the way
                     self.folder.remove_unused([layer.digest], self.work)
 
-    def _add_model_file(self, path: str, digest: str) -> str:
-        """Returns the kind; an adapter is not added."""
-        details = self._details(path, digest)
+    def _add_model_file(self, details: FileDetails, digest: str) -> None:
+        """An adapter is not added."""
         if details.kind != "adapter":
             self._add_blob(details.kind, digest)
         if details.kind == "model":
             self._describe(digest)
         elif details.kind == "projector" and self.config.model_families is None:
             self.config = msgspec.structs.replace(self.config, model_families=[details.architecture])
-        return details.kind
 
     def add_adapters(self, digests: Mapping[str, str]) -> None:
         """The adapters' files by name: GGUF files, or safetensors with what lies in the same folder."""
@@ -182,9 +192,11 @@ class _Making:
         if any(path.lower().endswith(".safetensors") for path in digests):
             files = {path: self._uploaded(digest) for path, digest in digests.items()}
             return convert_checkpoint(self.blobs, self.work, files, self.report)[0]
-        for path, digest in digests.items():
-            found = self._details(path, digest).kind
-            if found != "model" or len(digests) > 1:
+        found = {path: self._details(path, digest) for path, digest in digests.items()}
+        if all(details.n_splits > 1 for details in found.values()):
+            return self._join(digests)
+        for path, details in found.items():
+            if details.kind != "model" or len(digests) > 1:
                 raise BadRequest(f"{path} is no DRAFT: one language model is wanted, as a GGUF file or a folder of safetensors")
         digest = next(iter(digests.values()))
         return Blob(digest, self.blobs.n_bytes(digest), is_new=False)
@@ -227,10 +239,7 @@ class _Making:
         if _begins(blob) != GGUF_MAGIC:
             raise BadRequest("supplied file was not in GGUF format" if path.lower().endswith(".gguf") else "unknown type")
         self.report(Progress("parsing GGUF"))
-        details = read_details(blob)
-        if details.n_splits > 1:
-            raise UnsupportedModel(f"{path} is one of {details.n_splits} parts of a split model; merge them into one file first")
-        return details
+        return read_details(blob)
 
     def _uploaded(self, digest: str) -> Path:
         self.work.claim([digest])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from puna.errors import FileFormatError, PunaError
+from puna.gguf.join import join
 from puna.gguf.lora import read_lora
 from puna.gguf.reader import GGUFFile
 from puna.store.creating.quantise import quantise
+from puna.store.disk import space
 from puna.store.disk.blobs import Blob, Blobs
 from puna.store.disk.claims import Work
 from puna.store.disk.scratch import scratch
@@ -35,6 +38,33 @@ def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], repo
         target = folder / "model.gguf"
         kind = convert(Checkpoint(files), target, _reporter(report, status))
         return _add(blobs, target, report), kind
+
+
+def join_parts(blobs: Blobs, work: Work, parts: Mapping[str, Path], report: Report) -> Blob:
+    """A GGUF file of those that it was cut into, by their names.
+
+    Errors: FileFormatError naming what is missing or does not belong there; DiskFull before anything is written.
+    """
+    status = "joining the parts of the model"
+    report(Progress(status))
+    n_bytes = sum(path.stat().st_size for path in parts.values())
+    space.require(work.root, n_bytes)
+    with ExitStack() as stack:
+        files = [stack.enter_context(GGUFFile.open(path)) for path in parts.values()]
+        folder = stack.enter_context(scratch(work, "join-"))
+        stack.enter_context(storing(work.root, n_bytes))
+        target = folder / "model.gguf"
+        try:
+            join(files, target, _reporter(report, status))
+        except FileFormatError as error:
+            raise FileFormatError(_renamed(str(error), parts)) from error
+        return _add(blobs, target, report)
+
+
+def _renamed(text: str, files: Mapping[str, Path]) -> str:
+    for name, path in files.items():
+        text = text.replace(str(path), name)
+    return text
 
 
 def convert_adapter(blobs: Blobs, work: Work, files: Mapping[str, Path], model: Path, report: Report) -> Blob:

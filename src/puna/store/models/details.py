@@ -11,6 +11,7 @@ from pathlib import Path
 
 from puna.api.parameter_count import human_number
 from puna.errors import NotFound, StoreError
+from puna.gguf.metadata import ARCHITECTURE
 from puna.gguf.reader import GGUFFile
 from puna.store.disk.files import is_absent
 
@@ -97,6 +98,9 @@ def read_details(path: Path) -> FileDetails:
 def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
     with GGUFFile.open(path) as file:
         meta = file.metadata
+        n_splits = max(1, meta.integer("split.count", 1))
+        if n_splits > 1 and not meta.has(ARCHITECTURE):
+            return _of_part(file, n_splits)
         return FileDetails(
             architecture=file.architecture,
             kind=_kind(file),
@@ -110,8 +114,27 @@ def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
             has_audio=meta.has("audio.block_count") or _says_yes(file, "clip.has_audio_encoder"),
             chat_template=meta.string("tokenizer.chat_template", ""),
             size_label=meta.string("general.size_label", ""),
-            n_splits=max(1, meta.integer("split.count", 1)),
+            n_splits=n_splits,
         )
+
+
+def _of_part(file: GGUFFile, n_splits: int) -> FileDetails:
+    """Of a part but the first, which has tensors and no metadata."""
+    return FileDetails(
+        architecture="",
+        kind="model",
+        n_parameters=sum(tensor.n_elements for tensor in file.tensors.values()),
+        file_type="unknown",
+        context_length=0,
+        embedding_length=0,
+        has_pooling=False,
+        ranks=False,
+        has_vision=False,
+        has_audio=False,
+        chat_template="",
+        size_label="",
+        n_splits=n_splits,
+    )
 
 
 def _says_yes(file: GGUFFile, key: str) -> bool:

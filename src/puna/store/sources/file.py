@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from puna.errors import BadRequest, FileFormatError, NotFound, StoreError
+from puna.errors import BadRequest, FileFormatError, NotFound, StoreError, UnsupportedModel
 from puna.store.disk.config import ModelConfig
 from puna.store.disk.files import is_absent, open_regular
 from puna.store.models.details import read_details
@@ -49,12 +49,15 @@ def check_takeable(text: str) -> None:
 def open_model(path: str | Path, projector: str | Path = "") -> StoredModel:
     """A model named by its path. *projector* is a file beside it that it sees with.
 
-    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model, or the other no projector.
+    Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model, or the other no projector;
+    UnsupportedModel for a part of a model.
     """
     absolute = Path(path).expanduser().absolute()
     details = read_details(absolute)
     if details.kind != "model":
         raise FileFormatError(f"{path} holds no model but a{'n' if details.kind == 'adapter' else ''} {details.kind}")
+    if details.n_splits > 1:
+        raise UnsupportedModel(f"{path} is one of {details.n_splits} files of a model: `puna create` with FROM makes one of them")
     eyes = Path(projector).expanduser().absolute() if projector else None
     if eyes is not None and read_details(eyes).kind != "projector":
         raise FileFormatError(f"{projector} holds no projector but a {read_details(eyes).kind}")

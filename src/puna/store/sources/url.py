@@ -11,12 +11,13 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from puna.errors import BadRequest, InvalidName, SourceError
 from puna.store.disk import partial, space
+from puna.store.disk.blobs import Blob, Blobs
 from puna.store.disk.claims import Work
 from puna.store.disk.config import ModelConfig
 from puna.store.folder import ModelFolder, Permit
@@ -31,6 +32,8 @@ from puna.store.sources.web.download import TICK_S, Remote, fetch
 from puna.store.sources.web.http import MAX_REDIRECTS, REDIRECTS, Answer, Http, Passing, origin
 from puna.store.sources.web.retry import persistently
 
+MAX_FILES = 1000
+_PART = re.compile(r"-([0-9]{5})-of-([0-9]{5})(\.gguf)$", re.IGNORECASE)
 _SHA256 = re.compile(r'"?([0-9a-f]{64})"?')
 
 
@@ -42,6 +45,16 @@ class _Found:
     n_bytes: int
     version: str  # an ETag, or a date; empty when the server says neither
     sha256: str  # empty when it does not say
+
+    def mark(self, url: str) -> str:
+        """The digest; where nobody says it, what stands for it until all is here: what has come goes by what the server says."""
+        marked = f"{url} {self.version} {self.n_bytes}"
+        return f"sha256:{self.sha256 or hashlib.sha256(marked.encode()).hexdigest()}"
+
+    def n_missing(self, blobs: Blobs, url: str) -> int:
+        """Bytes that the disk must still have room for."""
+        digest = self.mark(url)
+        return 0 if blobs.has(digest) else max(0, self.n_bytes - partial.n_allocated(blobs, digest))
 
 
 @dataclass(frozen=True)
@@ -86,27 +99,35 @@ class FileSource:
         return None
 
     def fetch(self, folder: ModelFolder, work: Work, report: Report, wanted: Name | None) -> Fetched:
+        parts = [replace(self, url=url) for url in _addresses(self.url)]
         with Http(urlsplit(self.url).hostname or "", self.elsewhere.n_streams) as http:
-            found = self._look(http, report)
-            known = self._stored(folder, found)
+            found = {part: part._look(http, report) for part in parts}
+            version = " ".join(item.version for item in found.values()) if all(item.version for item in found.values()) else ""
+            known = self._stored(folder, version)
             if known is not None:
                 return known
             blobs = folder.blobs_kept_by(work)
-            marked = f"{self.url} {found.version} {found.n_bytes}"
-            # where nobody says what the bytes are, what has come of them goes by what the server says of the file
-            digest = f"sha256:{found.sha256 or hashlib.sha256(marked.encode()).hexdigest()}"
-            work.claim([digest])
-            space.require(folder.root, max(0, found.n_bytes - partial.n_allocated(blobs, digest)))
-            remote = Remote(
-                digest, found.n_bytes, lambda begin, end: self._part(http, found, begin, end), f"pulling {self._file}"
-            )
-            blob = fetch(blobs, remote, report, self.elsewhere.n_streams, is_known=bool(found.sha256))
+            work.claim(item.mark(part.url) for part, item in found.items())
+            space.require(folder.root, sum(item.n_missing(blobs, part.url) for part, item in found.items()))
+            brought = {part: part._bring(http, blobs, item, report) for part, item in found.items()}
         report(Progress("verifying sha256 digest"))
-        if read_details(folder.blobs.path(blob.digest)).kind != "model":
-            raise SourceError(f"{self.url} holds no model")
+        for blob in brought.values():
+            if read_details(folder.blobs.path(blob.digest)).kind != "model":
+                raise SourceError(f"{self.url} holds no model")
         name = wanted or self._name()
-        source = {"type": "url", "url": self.url, "version": found.version, "sha256": blob.digest.removeprefix("sha256:")}
-        return Ingredients(name, Recipe(files={self._file: blob.digest}, source=source), self.permit(name))
+        digests = " ".join(blob.digest.removeprefix("sha256:") for blob in brought.values())
+        source = {"type": "url", "url": self.url, "version": version, "sha256": digests}
+        files = {part._file: blob.digest for part, blob in brought.items()}
+        return Ingredients(name, Recipe(files=files, source=source), self.permit(name))
+
+    def _bring(self, http: Http, blobs: Blobs, found: _Found, report: Report) -> Blob:
+        remote = Remote(
+            found.mark(self.url),
+            found.n_bytes,
+            lambda begin, end: self._part(http, found, begin, end),
+            f"pulling {self._file}",
+        )
+        return fetch(blobs, remote, report, self.elsewhere.n_streams, is_known=bool(found.sha256))
 
     @property
     def _file(self) -> str:
@@ -114,14 +135,14 @@ class FileSource:
 
     def _name(self) -> Name:
         """The file's own; what stands behind its last point may be a quantisation, which is no tag: people search by names."""
-        stem = re.sub(r"[^a-z0-9._-]+", "-", self._file.lower().removesuffix(".gguf")).strip("-._")[:80]
+        stem = re.sub(r"[^a-z0-9._-]+", "-", _PART.sub(".gguf", self._file.lower()).removesuffix(".gguf")).strip("-._")[:80]
         return Name(stem or "model", DEFAULT_TAG)
 
-    def _stored(self, folder: ModelFolder, found: _Found) -> StoredModel | None:
-        """The model if it is here whole, and the server says that its file is still the same."""
+    def _stored(self, folder: ModelFolder, version: str) -> StoredModel | None:
+        """The model if it is here whole, and the server says that its files are still the same."""
         for model in folder.list():
             source = model.config.source or {}
-            is_same = self.is_source_of(model.config) and bool(found.version) and source.get("version") == found.version
+            is_same = self.is_source_of(model.config) and bool(version) and source.get("version") == version
             if is_same and all(folder.blobs.has(layer.digest) for layer in (model.manifest.blobs if model.manifest else ())):
                 return model
         return None
@@ -176,6 +197,19 @@ class FileSource:
         """The hub's token for the hub, and for nobody else."""
         is_hub = origin(url) == origin(self.elsewhere.hub)
         return {"Authorization": f"Bearer {self.elsewhere.hub_token}"} if is_hub and self.elsewhere.hub_token else {}
+
+
+def _addresses(url: str) -> list[str]:
+    """Of all files that a large model was cut into, where the address of one of them says how many."""
+    parts = urlsplit(url)
+    found = _PART.search(parts.path)
+    if found is None:
+        return [url]
+    n = min(int(found[2]), MAX_FILES)
+    return [
+        parts._replace(path=f"{parts.path[: found.start()]}-{number:05d}-of-{found[2]}{found[3]}").geturl()
+        for number in range(1, n + 1)
+    ]
 
 
 def _n_bytes(answer: Answer) -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from puna.errors import BadRequest, FileFormatError, NotFound, SourceError, UnsupportedModel
 from puna.store.disk import partial, space
@@ -18,6 +19,7 @@ from puna.store.disk.claims import Work
 from puna.store.disk.config import MAX_CONFIG_BYTES, ModelConfig
 from puna.store.disk.manifests import Layer, decode
 from puna.store.folder import MAX_TEXT_BYTES, ModelFolder, Permit
+from puna.store.models.details import read_details
 from puna.store.models.model import StoredModel
 from puna.store.names import Name
 from puna.store.progress import Progress, Report
@@ -81,6 +83,8 @@ class RegistrySource:
             layers = _checked(content, self.name)
             transfer.bring(layers)
         report(Progress("verifying sha256 digest"))  # which was done on the way
+        if parts := [layer for layer in layers if layer.kind == "model" and _is_part(folder.blobs.path(layer.digest))]:
+            return self._in_parts(folder, content, parts, wanted or self.name)
         return Finished(wanted or self.name, content, self.permit(wanted or self.name))
 
     def _manifest(self, registry: Registry, report: Report) -> bytes:
@@ -116,14 +120,44 @@ class RegistrySource:
         is_whole = all(folder.blobs.has(layer.digest) for layer in (model.manifest.blobs if model.manifest else ()))
         return model if is_same and is_whole else None
 
+    def _in_parts(self, folder: ModelFolder, content: bytes, parts: list[Layer], name: Name) -> Ingredients:
+        """A model whose weights are cut into several files is made anew here, of one."""
+        model = folder.described(decode(content), self.name)
+        files = {f"part-{number}.gguf": layer.digest for number, layer in enumerate(parts)}
+        projectors = [layer for layer in decode(content).layers if layer.kind == "projector"]
+        files |= {f"projector-{number}.gguf": layer.digest for number, layer in enumerate(projectors)}
+        recipe = Recipe(
+            files=files,
+            template=model.template,
+            system=model.system,
+            licenses=model.licenses,
+            parameters=model.parameters,
+            messages=model.messages,
+            renderer=model.config.renderer,
+            parser=model.config.parser,
+            requires=model.config.requires,
+            source=self._source(content),
+        )
+        return Ingredients(name, recipe, self.permit(name))
+
+    def _source(self, content: bytes) -> dict[str, str]:
+        return {"type": "oci", "name": self.name.full, "manifest": hashlib.sha256(content).hexdigest()}
+
     def _foreign(self, transfer: _Transfer, content: bytes, name: Name) -> Ingredients:
         files = oci.files_of(content, self.name.display)
         transfer.bring([Layer(item.media_type, item.digest, item.size) for item in files.all])
         transfer.report(Progress("verifying sha256 digest"))
         named = {item.title or f"{role}.gguf": item.digest for role, item in _roles(files)}
         texts = tuple(transfer.blobs.read(item.digest, oci.MAX_LICENSE_BYTES).decode(errors="replace") for item in files.licenses)
-        source = {"type": "oci", "name": self.name.full, "manifest": hashlib.sha256(content).hexdigest()}
-        return Ingredients(name, Recipe(files=named, licenses=texts, source=source), self.permit(name))
+        return Ingredients(name, Recipe(files=named, licenses=texts, source=self._source(content)), self.permit(name))
+
+
+def _is_part(path: Path) -> bool:
+    """Whether a file is one of several that a model was cut into; one that makes no sense is found out later."""
+    try:
+        return read_details(path).n_splits > 1
+    except FileFormatError:
+        return False
 
 
 def _roles(files: oci.Files) -> Iterable[tuple[str, oci.Descriptor]]:
