@@ -140,7 +140,7 @@ def message(page: Page) -> Locator:
 
 
 def choose(page: Page, model: str) -> None:
-    page.get_by_label("Model", exact=True).select_option(f"{model}:latest")
+    page.get_by_label("Model", exact=True).select_option(model if ":" in model else f"{model}:latest")
 
 
 def send(page: Page, text: str) -> None:

@@ -12,12 +12,11 @@ import { nextTheme } from "./theme.js";
 
 const DAY_MS = 24 * 3600 * 1000;
 
-/** Returns ``mark(hash)``, which shows where one is. */
+/** *root* has the name of the page already: it is painted before any module is there. Returns ``mark(hash)``, which shows where one is. */
 export function sidebar(root) {
   const history = h("nav", { class: "history", "aria-label": "Chats" });
   let here = location.hash;
-  root.replaceChildren(
-    h("a", { class: "brand", href: "#/" }, h("img", { src: "web/style/icon.svg", alt: "" }), "Puna"),
+  root.append(
     h(
       "nav",
       { "aria-label": "Pages" },
