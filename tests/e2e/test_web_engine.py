@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -112,19 +113,18 @@ def test_the_engine_at_work_is_seen(page: Page, server: Server, tmp_path: Path) 
         expect(card.locator(".gauges dd").first).to_have_text(re.compile(r"^[1-9][\d.k]* per second"))
         expect(card.locator(".trace").first).to_have_attribute("points", re.compile("( .*){8}"))
         screen(page, "engine", tmp_path)
+    wait_until(lambda: all(held["state"] == "idle" for held in _sequences(server)))
     picture = server.client.get("/api/engine").json()
     [model] = picture["models"]
-    held = model["occupancy"]["sequences"]
-    assert sum(sequence["tokens"] for sequence in held) >= model["health"]["cache_used"] > 0
+    assert sum(held["tokens"] for held in _sequences(server)) >= model["health"]["cache_used"] > 0
     assert model["occupancy"]["computed"] > 400
     shared = [node for node in model["occupancy"]["prefixes"] if node["sequences"] >= len(QUESTIONS)]
     assert shared, "all conversations begin alike"
-    wait_until(lambda: all(s["state"] == "idle" for s in _sequences(server)))
     assert SYSTEM[:20] not in json.dumps(picture)
 
 
-def _sequences(server: Server) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = server.client.get("/api/engine").json()["models"][0]["occupancy"]["sequences"]
+def _sequences(server: Server) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.client.get("/api/engine").json()["models"][0]["occupancy"]["sequences"]
     return found
 
 
