@@ -1,6 +1,7 @@
 /** Where one can go: a new chat, those that were kept, the models, the engine; and what belongs to the page as a whole. */
 
 import { announce } from "./announce.js";
+import { runningAnswer, stopAllAnswers, stopAnswer } from "./answers.js";
 import { download } from "./chat.js";
 import { conversationsFrom, titleOf } from "./conversation.js";
 import { ask, confirm, show } from "./dialog.js";
@@ -62,16 +63,23 @@ export function sidebar(root) {
 
   function item(conversation) {
     const title = titleOf(conversation);
+    const isLive = Boolean(runningAnswer(conversation.id));
     return h(
       "li",
       {},
-      h("a", { class: "nav-link", href: `#/chat/${conversation.id}` }, h("span", {}, title)),
+      h(
+        "a",
+        { class: "nav-link", href: `#/chat/${conversation.id}` },
+        h("span", {}, title),
+        isLive && h("i", { title: "is being answered" }),
+      ),
       iconButton("trash", `Delete “${title}”`, () => remove(conversation, title), { class: "small" }),
     );
   }
 
   async function remove(conversation, title) {
     if (!(await confirm("Delete this chat?", `“${title}” will be gone from this browser.`, "Delete"))) return;
+    await stopAnswer(conversation.id);
     await discard(conversation.id);
     if (here === `#/chat/${conversation.id}`) location.hash = "#/";
   }
@@ -139,6 +147,7 @@ async function saveAll() {
 
 async function clearAll() {
   if (!(await confirm("Delete all chats?", "They will be gone from this browser.", "Delete all"))) return;
+  await stopAllAnswers();
   await discardAll();
   location.hash = "#/";
 }
