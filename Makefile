@@ -16,7 +16,7 @@ override PROMPT :=
 endif
 export PROMPT QUESTION
 
-.PHONY: help run native test test-all quick watch explore check format docs dist bench clean FORCE
+.PHONY: help run native test test-all quick watch explore check format docs screens dist bench clean FORCE
 
 help:
 	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
@@ -30,6 +30,7 @@ help:
 	@echo 'make check                format, lint, types, imports'
 	@echo 'make format               bring the code into the expected format'
 	@echo 'make docs                 write what documents and the manual take from code and tests'
+	@echo 'make screens              make the pictures of the page in the documents anew'
 	@echo 'make dist                 wheel and source archive, into dist/'
 	@echo 'make bench                measure the engine against libllama'
 	@echo 'make clean                remove .venv and caches (compiled libraries stay in the user cache)'
@@ -84,6 +85,9 @@ docs: .venv/dev
 dist: .venv/dev
 	rm -rf dist
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build
+
+screens: .venv/dev
+	PUNA_SCREENS=docs/guides/screens $(BIN)/pytest -q tests/e2e/test_web_engine.py
 
 bench: .venv/dev
 	$(BIN)/python -m bench.engine $(ARGS)

@@ -16,9 +16,11 @@ from tools import manual, setup
 from puna import __version__
 from puna.native.kernels import build as kernels
 from puna.store.store import Store
+from puna.web import files, libraries
 from tests.conftest import STARTER
 
 ROOT = Path(setup.__file__).resolve().parent.parent
+PAGE = "puna/web/page"
 LIBRARY = f"puna/native/kernels/{kernels.LIBRARY.name}"
 pytestmark = pytest.mark.thorough
 
@@ -35,6 +37,11 @@ def _run(*command: str | Path, environ: Mapping[str, str] = os.environ, cwd: Pat
     return done.stdout
 
 
+def _with_npm() -> dict[str, str]:
+    """As `make dist` builds: npm is the one of the development environment."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
 def _built(folder: Path, *options: str, environ: Mapping[str, str] = os.environ) -> None:
     _run(sys.executable, "-m", "build", "--outdir", folder, *options, ROOT, environ=environ)
 
@@ -43,7 +50,7 @@ def _built(folder: Path, *options: str, environ: Mapping[str, str] = os.environ)
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `python -m build` leaves: a source archive, and the wheel that was built of it."""
     folder = tmp_path_factory.mktemp("dist")
-    _built(folder)
+    _built(folder, environ=_with_npm())
     return folder
 
 
@@ -65,24 +72,39 @@ def test_the_wheel_brings_what_shells_and_man_look_for(wheel: Path) -> None:
     assert data == set(manual.files())
 
 
+def test_the_wheel_brings_the_page_with_all_that_it_takes_from_others(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(f"{PAGE}/")}
+    own = {f"{PAGE}/{path.relative_to(files.PAGE).as_posix()}" for path in _own_files()}
+    assert names == own | {f"{PAGE}/libraries/{name}" for name in libraries.TAKEN}
+
+
+def _own_files() -> list[Path]:
+    return [path for path in files.PAGE.rglob("*") if path.is_file() and libraries.TARGET not in path.parents]
+
+
 def test_the_archive_has_all_that_a_build_needs_and_no_product_of_one(distributions: Path) -> None:
     [path] = distributions.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     sources = {str(source.relative_to(ROOT)) for source in kernels.sources()}
     assert sources | {"pyproject.toml", "setup.py", "README.md", "LICENSE", "src/puna/py.typed"} | set(manual.files()) <= names
-    assert [name for name in names if name.endswith((".so", ".pyc", ".gguf"))] == []
+    web = {str(path.relative_to(ROOT)) for path in [*_own_files(), *(libraries.FOLDER / name for name in libraries.LISTS)]}
+    assert web <= names
+    assert [name for name in names if name.endswith((".so", ".pyc", ".gguf")) or "/libraries/" in name] == []
 
 
-def test_without_a_compiler_the_wheel_is_for_any_platform(tmp_path: Path) -> None:
+def test_without_a_compiler_and_npm_the_wheel_is_for_any_platform(tmp_path: Path) -> None:
     nothing = tmp_path / "bin"
     nothing.mkdir()
     environ = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")} | {"PATH": str(nothing)}
+    environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")  # nothing that was fetched before is found
     _built(tmp_path, "--wheel", environ=environ)
     [path] = tmp_path.glob("*.whl")
     assert path.name == f"puna-{__version__}-py3-none-any.whl"
     names = zipfile.ZipFile(path).namelist()
     assert LIBRARY not in names
+    assert f"{PAGE}/index.html" in names
+    assert not [name for name in names if "/libraries/" in name]
     assert "puna/native/kernels/product.h" in names  # for whoever gets a compiler later
 
 

@@ -140,7 +140,7 @@ def message(page: Page) -> Locator:
 
 
 def choose(page: Page, model: str) -> None:
-    page.get_by_label("Model", exact=True).select_option(f"{model}:latest")
+    page.get_by_label("Model", exact=True).select_option(model if ":" in model else f"{model}:latest")
 
 
 def send(page: Page, text: str) -> None:
@@ -170,7 +170,12 @@ def script_of(live: Live, model: str) -> Path:
     return live.scripts[live.store.get(model).model_path]
 
 
+def n_cancelled(live: Live) -> int:
+    return sum(event[0] == "cancelled" for event in live.events(script_of(live, "slow")))
+
+
 def test_an_answer_is_written_as_it_comes_and_can_be_stopped(page: Page, live: Live) -> None:
+    before = n_cancelled(live)
     choose(page, "slow")
     send(page, "Go on")
     prose = answers(page).locator(".prose")
@@ -179,11 +184,30 @@ def test_an_answer_is_written_as_it_comes_and_can_be_stopped(page: Page, live: L
     wait_until(lambda: len(prose.inner_text()) > len(short) + 10)
     page.get_by_role("button", name="Stop").click()
     expect(finished(page)).to_contain_text("stopped")
-    wait_until(lambda: any(event[0] == "cancelled" for event in live.events(script_of(live, "slow"))))
+    wait_until(lambda: n_cancelled(live) == before + 1)
     said = prose.inner_text()
     assert said.startswith("x x")
     page.reload()
     assert finished(page).locator(".prose").inner_text() == said
+
+
+def test_an_answer_goes_on_while_another_page_is_shown_and_is_kept_as_it_grows(page: Page, live: Live) -> None:
+    before = n_cancelled(live)
+    choose(page, "slow")
+    send(page, "Go on")
+    prose = answers(page).locator(".prose")
+    expect(prose).to_contain_text("x x")
+    short = prose.inner_text()
+    page.get_by_role("link", name="Models").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Models")
+    page.get_by_role("link", name="Go on").click()
+    wait_until(lambda: len(prose.inner_text()) > len(short) + 10)
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    wait_until(lambda: len(prose.inner_text()) > 120)
+    page.reload()
+    kept = finished(page).locator(".prose").inner_text()
+    assert len(kept) > len(short)
+    wait_until(lambda: n_cancelled(live) == before + 1)
 
 
 def test_a_chat_is_there_after_a_reload_and_gone_when_deleted(page: Page) -> None:

@@ -17,7 +17,6 @@ from puna.errors import PunaError
 from puna.native.log import route_to_logging
 from puna.runner.loading.load import Loaded
 from puna.runner.loading.loader import Loader
-from puna.runner.prefixes.occupancy import look
 from puna.runner.prefixes.slots import Slots
 from puna.runner.scheduling.queue import Queue
 from puna.runner.scheduling.scheduler import Plan, Scheduler
@@ -221,6 +220,8 @@ class StepLoop:
 
     def occupancy(self) -> Occupancy:
         """A moment's picture, too."""
+        from puna.runner.prefixes.occupancy import look  # when somebody looks on: most runners never need it
+
         return look(self.scheduler.slots, list(self.scheduler.running), self.n_tokens)
 
     def end(self) -> None:

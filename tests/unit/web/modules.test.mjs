@@ -131,6 +131,21 @@ test("a file of chats is read, and one that is none is refused", () => {
   }
 });
 
+test("of a message in a file only what is known is taken", () => {
+  const strange = {
+    role: "user",
+    content: "a",
+    images: "x",
+    tool_calls: [null, { function: {} }],
+    thinking: 5,
+    onclick: "hacked()",
+    stats: 1,
+  };
+  const [read] = conversation.conversationsFrom([{ messages: [strange], settings: "x", model: 5 }]);
+  assert.deepEqual(read.messages, [{ role: "user", content: "a" }]);
+  assert.deepEqual([read.settings, read.model], [{}, "5"]);
+});
+
 test("bytes and counts are short", () => {
   assert.deepEqual([0, 999, 1500, 84e6, 1.1e12].map(figures.formatBytes), [
     "0 B",

@@ -1,25 +1,17 @@
-/** The view of one conversation: shows it, asks the server for answers, and keeps what came of it. */
+/** The view of one conversation: what was said, as it grows, and what can be done with it. */
 
 import { announce } from "./announce.js";
+import { runningAnswer, startAnswer, stopAnswer } from "./answers.js";
 import { composer } from "./composer.js";
-import {
-  addPart,
-  asMarkdown,
-  beginAnswer,
-  emptyConversation,
-  endThinking,
-  giveResult,
-  requestOf,
-  say,
-  titleOf,
-} from "./conversation.js";
+import { asMarkdown, emptyConversation, giveResult, say, titleOf } from "./conversation.js";
 import { confirm } from "./dialog.js";
 import { h } from "./element.js";
 import { icon, iconButton } from "./icons.js";
 import { messageElement } from "./message.js";
 import { askSettings, settingsForNewChats } from "./options.js";
+import { recall, remember } from "./preferences.js";
 import { loadLibraries } from "./prose.js";
-import { json, stream } from "./server.js";
+import { json } from "./server.js";
 import { discard, getConversation, keep } from "./shelf.js";
 
 const MODEL = "model";
@@ -28,8 +20,8 @@ const DRAWN_EVERY_MS = 40; // at most: a fast model writes more often than anyon
 /** *id*: of a kept conversation; without one it begins with the first message. Returns what ends the view. */
 export async function chatView(root, { id, openMenu, moved }) {
   const conversation =
-    (id && (await getConversation(id))) || emptyConversation(localStorage.getItem(MODEL) ?? "", settingsForNewChats());
-  let answering = null; // what stops the answer that is being written
+    runningAnswer(id)?.conversation ??
+    ((id && (await getConversation(id).catch(() => null))) || emptyConversation(recall(MODEL), settingsForNewChats()));
 
   const model = h("select", { class: "model", "aria-label": "Model", onchange: () => chooseModel(model.value) });
   const list = h("ol", {});
@@ -40,7 +32,7 @@ export async function chatView(root, { id, openMenu, moved }) {
     h("p", {}, "Everything stays between this browser and your server."),
   );
   const log = h("div", { class: "log", role: "region", "aria-label": "Conversation", tabIndex: 0 }, welcome, list);
-  const writer = composer({ send, stop: () => answering?.abort(), editLast });
+  const writer = composer({ send, stop: () => stopAnswer(conversation.id), editLast });
   const view = h(
     "div",
     { class: "chat" },
@@ -58,14 +50,15 @@ export async function chatView(root, { id, openMenu, moved }) {
     writer.root,
   );
   view.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") answering?.abort();
+    if (event.key === "Escape") stopAnswer(conversation.id);
   });
   writer.takeDropsIn(view);
   root.replaceChildren(view);
   drawAll();
   writer.focus();
   fillModels().catch((error) => fail(error));
-  loadLibraries().then((loaded) => loaded && !answering && drawAll());
+  if (runningAnswer(conversation.id)) follow(runningAnswer(conversation.id));
+  loadLibraries().then((loaded) => loaded && !runningAnswer(conversation.id) && drawAll());
 
   async function fillModels() {
     const { models } = await json("api/tags");
@@ -88,7 +81,7 @@ export async function chatView(root, { id, openMenu, moved }) {
 
   function chooseModel(name) {
     conversation.model = name;
-    localStorage.setItem(MODEL, name);
+    remember(MODEL, name);
     if (conversation.messages.length) store();
   }
 
@@ -118,7 +111,7 @@ export async function chatView(root, { id, openMenu, moved }) {
   }
 
   async function edit(at, text) {
-    await stopped();
+    await stopAnswer(conversation.id);
     say(conversation, text, conversation.messages[at].images, at);
     answer();
   }
@@ -132,56 +125,36 @@ export async function chatView(root, { id, openMenu, moved }) {
     answer();
   }
 
-  let ended = Promise.resolve(); // the answer before
-
-  async function stopped() {
-    answering?.abort();
-    await ended;
-  }
-
   async function answer(at) {
-    await stopped();
-    ended = write(at);
-    await ended;
+    await stopAnswer(conversation.id);
+    const started = startAnswer(conversation, at);
+    drawAll();
+    follow(started);
+    moved(conversation.id);
+    announce("The model is answering");
   }
 
-  async function write(at) {
-    if (at !== undefined) conversation.messages.splice(at);
-    const request = requestOf(conversation);
-    const message = beginAnswer(conversation);
-    const stopper = (answering = new AbortController());
-    const isFirst = conversation.messages.length <= 2;
-    drawAll();
+  /** Show an answer as it grows, here or from where it was begun before. */
+  function follow(running) {
+    const { message } = running;
     const element = list.lastElementChild;
     const draw = paced(() => {
-      const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+      const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
       element.update(true);
-      if (follows) log.scrollTop = log.scrollHeight;
+      if (isAtEnd) log.scrollTop = log.scrollHeight;
     });
+    running.onpart = draw;
     writer.setBusy(true);
     element.update(true);
-    store();
-    if (isFirst) moved(conversation.id);
-    announce("The model is answering");
-    try {
-      for await (const part of stream("api/chat", { method: "POST", body: request, signal: stopper.signal })) {
-        addPart(message, part, performance.now());
-        draw();
-      }
-      announce(`Answer: ${message.content}`);
-    } catch (error) {
-      if (stopper.signal.aborted) message.stopped = true;
-      else message.error = error.message;
-      announce(stopper.signal.aborted ? "Stopped" : error.message);
-    } finally {
+    running.ended.then(() => {
       draw.end();
-      endThinking(message, performance.now());
-      answering = null;
+      if (!view.isConnected) return;
+      const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 160;
       element.replaceWith(elementOf(message, conversation.messages.length - 1));
+      if (isAtEnd) log.scrollTop = log.scrollHeight;
       writer.setBusy(false);
-      if (log.scrollHeight - log.scrollTop - log.clientHeight < 160) log.scrollTop = log.scrollHeight;
-      await store();
-    }
+      announce(message.error ?? (message.stopped ? "Stopped" : `Answer: ${message.content}`));
+    });
   }
 
   async function store() {
@@ -218,12 +191,15 @@ export async function chatView(root, { id, openMenu, moved }) {
       !(await confirm("Delete this chat?", `“${titleOf(conversation)}” will be gone from this browser.`, "Delete"))
     )
       return;
-    await stopped();
+    await stopAnswer(conversation.id);
     await discard(conversation.id);
     location.hash = "#/";
   }
 
-  return () => answering?.abort();
+  return () => {
+    const running = runningAnswer(conversation.id);
+    if (running) running.onpart = null; // it goes on, and nobody looks
+  };
 }
 
 /** Calls *draw* at most every so often, and not while nobody sees it. */

@@ -101,17 +101,29 @@ export function conversationsFrom(value) {
   const list = Array.isArray(value?.conversations) ? value.conversations : Array.isArray(value) ? value : [value];
   return list.map((item) => {
     if (!Array.isArray(item?.messages)) throw new TypeError("This file holds no conversations.");
-    const messages = item.messages.map((message) => {
-      if (!ROLES.has(message?.role) || typeof message.content !== "string")
-        throw new TypeError("A message in this file cannot be read.");
-      return message;
-    });
+    const messages = item.messages.map(messageFrom);
     const fresh = emptyConversation(
       String(item.model ?? ""),
       typeof item.settings === "object" && item.settings ? item.settings : {},
     );
     return { ...fresh, title: String(item.title ?? ""), messages, changed: Number(item.changed) || Date.now() };
   });
+}
+
+/** What is known of a message, and nothing else of what a file may say. */
+function messageFrom(value) {
+  if (!ROLES.has(value?.role) || typeof value.content !== "string")
+    throw new TypeError("A message in this file cannot be read.");
+  const message = { role: value.role, content: value.content };
+  if (typeof value.thinking === "string") message.thinking = value.thinking;
+  if (typeof value.tool_name === "string") message.tool_name = value.tool_name;
+  const images = listOf(value.images).filter(({ type, data }) => typeof type === "string" && typeof data === "string");
+  const calls = listOf(value.tool_calls).filter((call) => typeof call.function?.name === "string");
+  return { ...message, ...(images.length ? { images } : {}), ...(calls.length ? { tool_calls: calls } : {}) };
+}
+
+function listOf(value) {
+  return Array.isArray(value) ? value.filter((item) => item && typeof item === "object") : [];
 }
 
 /** For people: what was said, as Markdown. */

@@ -2,11 +2,13 @@
 
 import { ask } from "./dialog.js";
 import { h } from "./element.js";
+import { recall, remember } from "./preferences.js";
 
 const NAME = "api-key";
+let ofThisPage = ""; // where the browser keeps nothing
 
 export function keyHeaders() {
-  const key = sessionStorage.getItem(NAME) ?? localStorage.getItem(NAME);
+  const key = ofThisPage || tab()?.getItem(NAME) || recall(NAME);
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
@@ -15,8 +17,17 @@ export function hasKey() {
 }
 
 export function forgetKey() {
-  sessionStorage.removeItem(NAME);
-  localStorage.removeItem(NAME);
+  ofThisPage = "";
+  tab()?.removeItem(NAME);
+  remember(NAME, "");
+}
+
+function tab() {
+  try {
+    return sessionStorage;
+  } catch {
+    return null;
+  }
 }
 
 let asking = null;
@@ -49,6 +60,8 @@ async function question(why) {
   });
   if (!given) return false;
   forgetKey();
-  (keeps.checked ? localStorage : sessionStorage).setItem(NAME, input.value.trim());
+  ofThisPage = input.value.trim();
+  if (keeps.checked) remember(NAME, ofThisPage);
+  else tab()?.setItem(NAME, ofThisPage);
   return true;
 }

@@ -100,9 +100,9 @@ function answerParts(message, does) {
   const actions = h(
     "div",
     { class: "actions" },
+    meta,
     iconButton("copy", "Copy", () => copyText(message.content, "Answer copied"), { class: "small" }),
     does.again && iconButton("again", "Answer again", does.again, { class: "small again" }),
-    meta,
   );
   let nCalls = 0;
 

@@ -5,6 +5,7 @@ import { ask, confirm, show } from "./dialog.js";
 import { h } from "./element.js";
 import { formatBytes, formatCount } from "./figures.js";
 import { iconButton } from "./icons.js";
+import { remember } from "./preferences.js";
 import { json } from "./server.js";
 import { follow } from "./transfer.js";
 
@@ -130,7 +131,7 @@ export async function modelsView(root, { openMenu }) {
   }
 
   function chat(model) {
-    localStorage.setItem("model", model);
+    remember("model", model);
     location.hash = "#/";
   }
 

@@ -2,6 +2,7 @@
 
 import { ask } from "./dialog.js";
 import { h } from "./element.js";
+import { recall, remember } from "./preferences.js";
 
 const NUMBERS = [
   ["temperature", "Temperature", "0 to 2; 0 always takes the likeliest token", { min: 0, max: 2, step: 0.05 }],
@@ -25,7 +26,7 @@ const NAME = "settings";
 
 export function settingsForNewChats() {
   try {
-    return JSON.parse(localStorage.getItem(NAME) ?? "{}");
+    return JSON.parse(recall(NAME) || "{}");
   } catch {
     return {};
   }
@@ -93,7 +94,7 @@ export async function askSettings(settings) {
   if (think.value) found.think = think.value;
   if (tools.value.trim()) found.tools = JSON.parse(tools.value);
   for (const { name, input } of numbers) if (input.value !== "") found[name] = Number(input.value);
-  if (keeps.checked) localStorage.setItem(NAME, JSON.stringify(found));
+  if (keeps.checked) remember(NAME, JSON.stringify(found));
   return found;
 }
 

@@ -84,8 +84,12 @@ function fragmentOf(token) {
     link.rel = "noopener noreferrer nofollow";
   }
   for (const input of fragment.querySelectorAll("input")) {
-    if (input.type === "checkbox") input.disabled = true;
-    else input.remove();
+    if (input.type !== "checkbox") {
+      input.remove();
+      continue;
+    }
+    input.disabled = true;
+    input.ariaLabel = input.closest("li")?.textContent.trim() ?? "";
   }
   for (const table of fragment.querySelectorAll("table")) {
     const scroller = h("div", { class: "table", tabIndex: 0, role: "region", "aria-label": "Table" });

@@ -1,6 +1,7 @@
 /** Where one can go: a new chat, those that were kept, the models, the engine; and what belongs to the page as a whole. */
 
 import { announce } from "./announce.js";
+import { runningAnswer, stopAllAnswers, stopAnswer } from "./answers.js";
 import { download } from "./chat.js";
 import { conversationsFrom, titleOf } from "./conversation.js";
 import { ask, confirm, show } from "./dialog.js";
@@ -12,12 +13,11 @@ import { nextTheme } from "./theme.js";
 
 const DAY_MS = 24 * 3600 * 1000;
 
-/** Returns ``mark(hash)``, which shows where one is. */
+/** *root* has the name of the page already: it is painted before any module is there. Returns ``mark(hash)``, which shows where one is. */
 export function sidebar(root) {
   const history = h("nav", { class: "history", "aria-label": "Chats" });
   let here = location.hash;
-  root.replaceChildren(
-    h("a", { class: "brand", href: "#/" }, h("img", { src: "web/style/icon.svg", alt: "" }), "Puna"),
+  root.append(
     h(
       "nav",
       { "aria-label": "Pages" },
@@ -63,16 +63,23 @@ export function sidebar(root) {
 
   function item(conversation) {
     const title = titleOf(conversation);
+    const isLive = Boolean(runningAnswer(conversation.id));
     return h(
       "li",
       {},
-      h("a", { class: "nav-link", href: `#/chat/${conversation.id}` }, h("span", {}, title)),
+      h(
+        "a",
+        { class: "nav-link", href: `#/chat/${conversation.id}` },
+        h("span", {}, title),
+        isLive && h("i", { title: "is being answered" }),
+      ),
       iconButton("trash", `Delete “${title}”`, () => remove(conversation, title), { class: "small" }),
     );
   }
 
   async function remove(conversation, title) {
     if (!(await confirm("Delete this chat?", `“${title}” will be gone from this browser.`, "Delete"))) return;
+    await stopAnswer(conversation.id);
     await discard(conversation.id);
     if (here === `#/chat/${conversation.id}`) location.hash = "#/";
   }
@@ -140,6 +147,7 @@ async function saveAll() {
 
 async function clearAll() {
   if (!(await confirm("Delete all chats?", "They will be gone from this browser.", "Delete all"))) return;
+  await stopAllAnswers();
   await discardAll();
   location.hash = "#/";
 }
