@@ -105,13 +105,14 @@ def png(pixels: Pixels) -> bytes:
 
 
 def request(parts: Sequence[Part], **fields: Any) -> CompletionRequest:
-    prompt, images = "", []
+    prompt = ""
+    images: list[Image] = []
     for part in parts:
         if isinstance(part, str):
             prompt += part
         else:
             marker = f"[[{len(images)}]]"
-            images.append(Image(marker, png(part)))
+            images.append(Image(marker=marker, data=png(part)))
             prompt += marker
     sampling = SamplingOptions(temperature=0)
     options = {"n_predict": N_ANSWER, "ignore_eos": False, "return_tokens": True, "sampling": sampling, **fields}
@@ -219,7 +220,7 @@ def test_the_same_image_is_encoded_once_and_a_conversation_goes_on(seeing: Seein
 
 def test_an_image_that_is_none_is_refused_and_the_others_go_on(seeing: Seeing) -> None:
     good = seeing.ask(parts_of("one"))
-    broken = CompletionRequest(prompt="see [[0]]", images=[Image("[[0]]", b"no image")], n_predict=4)
+    broken = CompletionRequest(prompt="see [[0]]", images=[Image(marker="[[0]]", data=b"no image")], n_predict=4)
     with pytest.raises(BadRequest, match="image 1"):
         seeing.engine.submit(broken, lambda _reply: None)
     seeing.check(parts_of("one"), good)

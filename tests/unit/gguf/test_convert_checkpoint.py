@@ -31,7 +31,7 @@ def indexed(folder: Path) -> dict[str, str]:
     """A checkpoint in three files, with their index; returns what that says."""
     write_case(folder, "llama", n_shards=3)
     files = sorted(folder.glob("*.safetensors"))
-    places = {}
+    places: dict[str, str] = {}
     for path in files:
         with SafetensorsFile(path) as file:
             places |= dict.fromkeys(file.tensors, path.name)
