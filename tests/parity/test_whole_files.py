@@ -39,6 +39,7 @@ COMPLETE = {
     "llama:experts",
     "mamba2",
     "mistral3",
+    "mllama",  # its language part, which libllama reads as a Llama where no layer looks at images
     "mistral3:ancestor",
     "nemotron_h",
     "nemotron_h_moe",
