@@ -6,6 +6,7 @@ Every GPU keeps 457 MiB for its driver; the sizes here are what lies above.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import socket
@@ -29,8 +30,10 @@ from puna.server.placing.scheduler import Scheduler
 from puna.server.process.serve import make_server
 from puna.settings import Address, Settings
 from puna.store.store import Store
+from tests.hostile_images import encoded, noise
 from tests.patience import PATIENCE_S
 from tests.tiny import write_llama
+from tests.vision import gemma3
 
 DRIVER_MIB = 457
 COMMAND = [sys.executable, "-m", "tests.synthetic_gpus"]
@@ -115,6 +118,24 @@ def test_a_model_that_fits_is_on_the_gpu_in_full(models: list[Path], answers: li
     with serving(tmp_path, gpu("SIM0", 300)) as place:
         assert place.ask(models[0]) == answers[0]
         assert place.share(models[0]) == 1.0
+
+
+def test_what_a_model_sees_with_goes_to_the_gpu_as_well(tmp_path: Path) -> None:
+    text = gemma3.write_text(tmp_path / "text.gguf", n_ctx=2048)
+    projector = gemma3.encoder().save(tmp_path / "projector.gguf")
+    image = base64.b64encode(encoded("PNG", noise(200, 100))).decode()
+    seen: list[tuple[str, float]] = []
+    for room in (300, 0):
+        with serving(tmp_path, gpu("SIM0", room)) as place:
+            body = {"model": str(text), "projector": str(projector), "images": [image], "prompt": "what is it", "raw": True}
+            options = {"temperature": 0, "num_predict": 8, "ignore_eos": True}
+            response = place.client.post("/api/generate", json={**body, "options": options, "stream": False})
+            assert response.status_code == 200, response.text
+            seen.append((response.json()["response"], place.share(text)))
+    (on_gpu, share), (on_cpu, nothing) = seen
+    assert on_gpu == on_cpu
+    assert share > 0.85, "what is left on the host is the vocabulary, and images before and after they are encoded"
+    assert nothing == 0
 
 
 def test_an_integrated_gpu_takes_what_the_discrete_one_cannot(models: list[Path], answers: list[str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from puna.api.go_json import Request
 from puna.api.options import OptionTypeError
 from puna.api.watched import ANYTHING, Watched
 
-_DATA_URL = re.compile(r"data:(?:image/(?:jpeg|jpg|png|webp))?;base64,")
+_DATA_URL = re.compile(r"data:(?:image/(?:jpeg|jpg|png|webp|gif|bmp|tiff))?;base64,")
 
 
 Budget = Annotated[int, Field(ge=0)]  # tokens of thinking at most

@@ -164,7 +164,9 @@ def _answer_once(client: Client, model: str, text: str, options: RunOptions) -> 
     from puna.cli.image_paths import entered_for
 
     entered = entered_for(client, model, text, options.projector)
-    request: dict[str, Any] = {"model": model, "prompt": entered.text, **options.common()}
+    # Nothing but an image is asked about all the same: an empty prompt would only load the model.
+    prompt = entered.text or "[img]" * bool(entered.images)
+    request: dict[str, Any] = {"model": model, "prompt": prompt, **options.common()}
     if entered.images:
         request["images"] = entered.images
     if options.format:

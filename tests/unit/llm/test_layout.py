@@ -126,15 +126,17 @@ def test_a_backoff_leaves_a_share_free() -> None:
 def test_what_a_report_says() -> None:
     report = MemoryReport(
         devices=[
-            DeviceMemory(device="A", weights=[0, 7, 9], cache=[0, 1, 0], graph=5, is_gpu=True),
+            DeviceMemory(device="A", weights=[0, 7, 9], cache=[0, 1, 0], graph=5, is_gpu=True, projector=2),
             DeviceMemory(device="B", weights=[0, 0, 0], cache=[0, 0, 0], graph=0, is_gpu=True),
-            DeviceMemory(device="CPU", weights=[6, 0, 0], cache=[1, 0, 0], graph=3),
+            DeviceMemory(device="CPU", weights=[6, 0, 0], cache=[1, 0, 0], graph=3, projector=1),
         ],
         input_weights=100,
     )
     known = Demand((), {"B": 4}).after(report)
     assert known.layers == (7, 8, 9)
     assert known.graph == {"A": 5, "B": 4}  # a GPU that held nothing has shown nothing
+    assert known.projector == 3
+    assert report.total == 100 + 5 + 17 + 2 + 7 + 3 + 1
 
 
 GPUS = st.lists(

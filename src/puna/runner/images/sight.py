@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from puna.errors import BadRequest
+from puna.errors import BadRequest, UnsupportedModel
 from puna.runner.images.image import Image
 from puna.runner.images.kept import KeptImages
 from puna.vision.model import Pixels, Prepared, Preparer
@@ -17,12 +17,16 @@ ReadPixels = Callable[[bytes], Pixels]
 class Sight:
     """Images of one model."""
 
-    def __init__(self, vision: Preparer, read: ReadPixels, max_bytes: int, n_batch: int) -> None:
-        """*n_batch*: tokens of a step at most. *max_bytes*: of the host's memory, for images that nobody has right now."""
+    def __init__(self, vision: Preparer, read: ReadPixels, max_bytes: int, n_batch: int, n_vocab: int) -> None:
+        """*n_batch*: tokens of a step at most; *n_vocab*: of the vocabulary.
+
+        *max_bytes*: of the host's memory, for images that nobody has right now.
+        """
         self.is_cross_attended = vision.is_cross_attended
         self._vision = vision
         self._read = read
         self._n_batch = n_batch
+        self._n_vocab = n_vocab
         self.kept = KeptImages(self._prepare, max_bytes)
 
     def _prepare(self, data: bytes) -> Prepared:
@@ -33,6 +37,8 @@ class Sight:
         n_most = max((end - begin for begin, end in prepared.placed.together), default=1)
         if n_most > self._n_batch:
             raise BadRequest(f"{n_most} tokens of it must be computed at once, a step has {self._n_batch} at most")
+        if not all(0 <= token < self._n_vocab for token in prepared.placed.tokens):
+            raise UnsupportedModel("the vocabulary lacks tokens that stand around images of this kind")
         return prepared
 
     def take_all(self, files: Sequence[bytes], salt: str, n_ctx: int) -> list[Image]:

@@ -42,7 +42,9 @@ class Loaded(Opened):
         """None where there are no eyes."""
         if self.eyes is None:
             return None
-        return Sight(self.eyes.vision, self.eyes.decoders.pixels, self.image_cache_bytes, self.limits.n_batch)
+        return Sight(
+            self.eyes.vision, self.eyes.decoders.pixels, self.image_cache_bytes, self.limits.n_batch, self.tokenizer.n_tokens
+        )
 
     @property
     def n_parallel(self) -> int:

@@ -171,7 +171,8 @@ class Admission:
                 options, gpu_layers=list(attempt.layout.parts), projector_device=attempt.layout.projector
             )
             request = wire.LoadRequest(operation=attempt.operation, options=placed)
-            async with self._blaming(runner, [part.device for part in attempt.layout.parts]):
+            devices = [part.device for part in attempt.layout.parts]
+            async with self._blaming(runner, [*devices, *filter(None, [attempt.layout.projector])]):
                 reply = await runner.try_load(request, self.settings.load_timeout)
             try:
                 attempt = steps.send(reply)
