@@ -94,7 +94,7 @@ def memory(tensor: int, n_bytes: int) -> memoryview:
     return memoryview(data).cast("B")
 
 
-def pointers(values: Sequence[int]) -> Any:
+def pointers(values: Sequence[int | None]) -> Any:
     """A C array of pointers; pass it where a pointer is expected and keep it alive as long as C needs it."""
     return (ctypes.c_void_p * len(values))(*values)
 

@@ -31,8 +31,7 @@ class OwnAttention:
         self._types = {int(t) for t, name in names.items() if kernels.puna_can_attend(int(t)) and allows(ATTENTION, name)}
 
     def takes(self, ranges: Sequence[Attended]) -> bool:
-        is_masked = all(to.mask for to in ranges)
-        return is_masked and {structs.type_of(x.address) for to in ranges for x in (to.key, to.value)} <= self._types
+        return {structs.type_of(x.address) for to in ranges for x in (to.key, to.value)} <= self._types
 
     def turned(self, x: GGMLTensor, width: int) -> GGMLTensor:
         if x.strides[0] != 4 or structs.type_of(x.address) != TYPE_F32:
@@ -66,8 +65,8 @@ class OwnAttention:
             *(bool(sinks), scoring.scale, scoring.softcap, scoring.max_bias, scoring.key_turn, scoring.value_turn),
         )
         at_close(lambda: k.puna_attention_free(attention))
-        operands: list[GGMLTensor] = [query, key, value, *(to.mask for to in ranges), *sinks]  # type: ignore[list-item]
-        addresses = structs.pointers([x.address for x in operands])
+        operands: list[GGMLTensor | None] = [query, key, value, *(to.mask for to in ranges), *sinks]  # type: ignore[list-item]
+        addresses = structs.pointers([x.address if x else None for x in operands])
         shape = k.puna_attention_floats(attention), 1, 1, 1
         node = ggml().ggml_custom_4d(
             query.graph, TYPE_F32, *shape, addresses, len(operands), k.nodes["puna_attention_node"], N_TASKS_MAX, attention

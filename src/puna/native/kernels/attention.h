@@ -23,7 +23,7 @@ struct AttentionPiece {
   int64_t query_token, query_head;  // bytes from one to the next
   int64_t group, first_head, n_heads;  // key heads
   int64_t first, n;                    // rows of each key head
-  const half* mask;                    // of token 0
+  const half* mask;                    // of token 0; null: every row sees every cell
   int64_t mask_token;                  // from one token to the next
   float scale, softcap;
   const float* slopes;  // of each query head; null: the mask is added as it is

@@ -144,8 +144,8 @@ template <class L> inline void find_tile(const AttentionPiece& p, int64_t first,
   tile.n = 0;
   for (; c < p.end && !tile.n; c += cells_at_once) {
     const int64_t count = p.end - c < cells_at_once ? p.end - c : cells_at_once;
-    bool all = count == cells_at_once, none = all;
-    for (int64_t t = first; t < end && (all || none); t++) {
+    bool all = !p.mask || count == cells_at_once, none = p.mask && all;
+    for (int64_t t = first; p.mask && t < end && (all || none); t++) {
       const half* mask = p.mask + t * p.mask_token + c;
       all = all && L::are_all(mask, 0);
       none = none && L::are_all(mask, hidden_bits);

@@ -41,7 +41,7 @@ struct Attention {
 };
 
 constexpr int64_t most_ranges = 6;
-constexpr int64_t operands = 3;  // query, key and value come first, then the masks of all ranges, then sinks
+constexpr int64_t operands = 3;  // query, key and value come first, then the masks of all ranges or nulls, then sinks
 constexpr int64_t pieces_of_thread = 4;
 constexpr int64_t units_enough = 64;  // as many as these are not cut further: each thread finds some
 
@@ -73,11 +73,13 @@ int64_t Attention::n_slots() const {
 
 const half* mask_of(const Tensor* node, int64_t i, int64_t sequence) {
   const Tensor* mask = node->src[operands + i];
+  if (!mask) return nullptr;
   return reinterpret_cast<const half*>(static_cast<const char*>(mask->data) + static_cast<size_t>(sequence) * mask->nb[3]);
 }
 
 // Whether cells [begin, end) are hidden from all rows of a range.
 bool are_hidden(const Tensor* node, const Range& r, int64_t i, int64_t begin, int64_t end) {
+  if (!node->src[operands + i]) return false;
   const int64_t row = static_cast<int64_t>(node->src[operands + i]->nb[1] / 2);
   for (int64_t s = 0; s < r.n_sequences; s++)
     for (int64_t t = 0; t < r.n_rows; t++) {
@@ -159,7 +161,7 @@ void attend_piece(Attention& a, const Tensor* node, const Cut& cut, int64_t rang
   p.n_heads = a.n_key_heads * (head_part + 1) / cut.head_parts - p.first_head;
   p.first = row_at(chunk), p.n = row_at(chunk + 1) - p.first;
   p.mask = mask_of(node, range, sequence);
-  p.mask_token = static_cast<int64_t>(node->src[operands + range]->nb[1] / 2);
+  p.mask_token = p.mask ? static_cast<int64_t>(node->src[operands + range]->nb[1] / 2) : 0;
   p.scale = a.scale, p.softcap = a.softcap, p.slopes = a.slopes, p.key_turn = a.key_turn;
   p.scratch = memory.piece.of(attention_scratch(p.n_heads, p.n, a.key_width, a.value_width));
   float* result = static_cast<float*>(node->data);
@@ -237,7 +239,7 @@ PUNA_EXPORT void puna_attention_free(void* attention) {
   delete a;
 }
 
-// Node: operands are the query F32 [key_width, n_heads, n], the first range's key and value, the mask of each range, sinks.
+// Node: operands are the query F32 [key_width, n_heads, n], the first range's key and value, the mask of each range or null, sinks.
 PUNA_EXPORT void puna_attention_node(void* node, int, int n_threads, void* attention) {
   Attention& a = *static_cast<Attention*>(attention);
   const Tensor* to = static_cast<Tensor*>(node);
