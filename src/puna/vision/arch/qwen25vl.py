@@ -1,9 +1,9 @@
 """The eyes of Qwen 2-VL and 2.5-VL (Qwen Team 2024, 2025): a vision transformer at the image's own proportions.
 
 In 2.5-VL most layers attend within windows, every eighth or those that the file names to everything; 2-VL's all see everything,
-with LayerNorm and an MLP without a gate. Queries and keys turn by row and column. Four neighbouring patches are merged into a row;
-around an image's rows stand two tokens, and they have their places along the axes of M-RoPE. The patch embedding takes two frames
-of a film; an image is a film of two equal ones.
+with LayerNorm and an MLP without a gate. Queries and keys turn by row and column. Four neighbouring patches are merged into a
+row; around an image's rows stand two tokens, and they have their places along the axes of M-RoPE. The patch embedding takes two
+frames of a film; an image is a film of two equal ones.
 
 Resized as the published processor does, to the nearest multiples whatever that does to the proportions; libmtmd puts black at the
 sides instead, and rounds halves up. An image has as many rows as libmtmd allows, a quarter of what the processor would.
