@@ -37,7 +37,7 @@ GEMMA2 = Row(
 )
 
 GEMMA3 = Row(
-    models="Gemma 3 270M to 27B, text only",
+    models="Gemma 3 270M to 27B",
     attends="a window; every sixth everything",
     write=write_gemma3,
     variants={

@@ -83,7 +83,7 @@ def _write_experts(file: TinyFile, prefix: str, kind: str) -> None:
 
 
 GEMMA4 = Row(
-    models="Gemma 4 E2B, E4B, 26B-A4B and 31B, text only",
+    models="Gemma 4 E2B, E4B, 26B-A4B and 31B",
     attends="a window; every fifth or sixth everything",
     write=write_gemma4,
     variants={

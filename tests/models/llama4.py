@@ -39,7 +39,7 @@ def write_llama4(
 
 
 LLAMA4 = Row(
-    models="Llama 4 Scout and Maverick, text only",
+    models="Llama 4 Scout and Maverick",
     attends="its chunk of 8192; every fourth everything",
     write=write_llama4,
     variants={

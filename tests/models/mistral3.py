@@ -25,7 +25,7 @@ NO_BETAS: dict[str, Any] = {
 }
 
 MISTRAL3 = Row(
-    models="Mistral Small 3.1 and 3.2, Ministral 3, text only",
+    models="Mistral Small 3.1 and 3.2, Ministral 3",
     attends="everything before",
     write=partial(write_prenorm, architecture="mistral3", head_dim=96),
     variants={

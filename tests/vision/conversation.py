@@ -65,8 +65,8 @@ def prompt_of(eyes: Eyes, parts: Sequence[Part]) -> Prompt:
     return made
 
 
-def computed(puna: PunaEngine, prompts: Sequence[Prompt], *, n_batch: int = 0) -> Floats:
-    """Logits after the last token of each, all in one batch or, of one, in batches of so many tokens."""
+def computed(puna: PunaEngine, prompts: Sequence[Prompt], *, n_batch: int = 0, first: int = 0) -> Floats:
+    """Logits after the last token of each, all in one batch or, of one, in batches of so many tokens, from *first* on."""
     sequences = np.concatenate([np.full(len(p.tokens), i) for i, p in enumerate(prompts)])
     positions = np.concatenate([np.arange(len(p.tokens)) for p in prompts])
     tokens = [token for p in prompts for token in p.tokens]
@@ -77,7 +77,7 @@ def computed(puna: PunaEngine, prompts: Sequence[Prompt], *, n_batch: int = 0) -
     seen = [(begin + firsts[s], end + firsts[s]) for s, p in enumerate(prompts) for begin, end in p.bidirectional]
     n = n_batch or len(tokens)
     logits = np.empty((0, puna.n_vocab), np.float32)
-    for begin in range(0, len(tokens), n):
+    for begin in range(first, len(tokens), n):
         end = min(begin + n, len(tokens))
         here = [(i - begin, encoded[s][row]) for i, s, row in given if begin <= i < end]
         logits = puna.decode(
@@ -86,7 +86,7 @@ def computed(puna: PunaEngine, prompts: Sequence[Prompt], *, n_batch: int = 0) -
             sequences[begin:end].tolist(),
             [int(i) - 1 - begin for i in firsts[1:] if begin < i <= end],
             embedded=([i for i, _ in here], np.stack([row for _, row in here])) if here else None,
-            bidirectional=[(int(first) - begin, int(last) - begin) for first, last in seen if begin <= first < end],
+            bidirectional=[(int(a) - begin, int(b) - begin) for a, b in seen if begin <= a < end],
             axes=axes[:, begin:end] if puna.model.has_axes else None,
         )
     return logits.copy()

@@ -24,13 +24,14 @@ class Family:
 
     write_text: Callable[[Path], Path]
     encoder: Callable[..., Encoder]
-    save_as_one: Callable[[Encoder, Path, Path], Path]
+    save_as_one: Callable[[Encoder, Path, Path], Path] | None  # None: no program writes such files
     alone: Sequence[Size]
     fit: Filter
     # Where libmtmd departs from what was published: what of an image's rows, Puna's and its own, can be compared, and the tokens
     # that it leaves out. libllama is then given Puna's rows.
     comparable: Callable[[Floats, Floats], tuple[Floats, Floats]] | None = None
     left_out: Sequence[str] = ()
+    is_recurrent: bool = False  # resumes only where a step ended
 
 
 FAMILIES: dict[str, Family] = {
@@ -50,6 +51,13 @@ FAMILIES: dict[str, Family] = {
         comparable=llama4.tiles,
         left_out=llama4.MARKS,
     ),
+    "qwen2-vl": Family(
+        write_text=partial(qwen.write_text, architecture="qwen2vl"),
+        encoder=partial(qwen.encoder25, is_first=True),
+        save_as_one=None,
+        alone=[(280, 196), (112, 308), (84, 84)],
+        fit=Filter.BICUBIC,
+    ),
     "qwen2.5-vl": Family(
         write_text=partial(qwen.write_text, architecture="qwen2vl"),
         encoder=qwen.encoder25,
@@ -67,6 +75,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3.5": Family(
         write_text=partial(qwen.write_text, architecture="qwen35"),
         encoder=partial(qwen.encoder3, deepstack=()),
+        is_recurrent=True,
         save_as_one=partial(qwen.save3_as_one, architecture="qwen35"),
         alone=[(320, 224), (128, 352), (96, 96)],
         fit=Filter.BICUBIC,

@@ -31,8 +31,9 @@ def encoder25(
     pattern: int = 2,
     n_text: int = 256,
     dtype: str = "f32",
+    is_first: bool = False,
 ) -> Encoder:
-    """Every *pattern*-th layer sees everything."""
+    """Every *pattern*-th layer sees everything; *is_first*: of Qwen 2-VL, where all do."""
     e = Encoder(seed, TensorType.from_name(dtype))
     e.keys = {
         "projector_type": "qwen2.5vl_merger",
@@ -54,14 +55,17 @@ def encoder25(
     for i in range(n_layers):
         prefix = f"v.blk.{i}"
         for name in ("ln1", "ln2"):
-            e.norm(f"{prefix}.{name}", n_embd, bias=False)
+            e.norm(f"{prefix}.{name}", n_embd, bias=is_first)
         for name in ("attn_q", "attn_k", "attn_v"):
             e.linear(f"{prefix}.{name}", n_embd, n_embd)
         e.linear(f"{prefix}.attn_out", n_embd, n_embd)
-        for name in ("ffn_gate", "ffn_up"):
+        for name in ("ffn_up",) if is_first else ("ffn_gate", "ffn_up"):
             e.linear(f"{prefix}.{name}", n_ff, n_embd)
         e.linear(f"{prefix}.ffn_down", n_embd, n_ff)
-    e.norm("v.post_ln", n_embd, bias=False)
+    if is_first:
+        e.keys |= {"projector_type": "qwen2vl_merger", "use_silu": False}
+        del e.keys["vision.n_wa_pattern"]
+    e.norm("v.post_ln", n_embd, bias=is_first)
     e.linear("mm.0", 4 * n_embd, 4 * n_embd)
     e.linear("mm.2", n_text, 4 * n_embd)
     return e

@@ -19,6 +19,7 @@ PROJECTORS: dict[str, str] = {
     "pixtral": "puna.vision.arch.pixtral:PixtralVision",
     "gemma4v": "puna.vision.arch.gemma4:Gemma4Vision",
     "llama4": "puna.vision.arch.llama4:Llama4Vision",
+    "qwen2vl_merger": "puna.vision.arch.qwen25vl:Qwen2VLVision",
     "qwen2.5vl_merger": "puna.vision.arch.qwen25vl:Qwen25VLVision",
     "qwen3vl_merger": "puna.vision.arch.qwen3vl:Qwen3VLVision",
 }

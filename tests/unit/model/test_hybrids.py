@@ -21,10 +21,15 @@ from tests.models.lfm2 import write_lfm2
 from tests.models.mamba import write_falcon_h1, write_granite_hybrid, write_mamba2, write_nemotron_h
 from tests.models.qwen3next import QWEN35, write_qwen3next
 
+
+def write_qwen35(path: Path, **metadata: Any) -> Path:
+    return QWEN35.write(path, **metadata)
+
+
 ARCHITECTURES: dict[Callable[..., Path], str] = {
     write_lfm2: "lfm2",
     write_qwen3next: "qwen3next",
-    QWEN35.write: "qwen35",
+    write_qwen35: "qwen35",
     write_mamba2: "mamba2",
     write_nemotron_h: "nemotron_h",
     write_granite_hybrid: "granitehybrid",
@@ -63,9 +68,9 @@ def refused(path: Path, *words: str) -> None:
         (write_qwen3next, "ssm.inner_size", 1 << 30),
         (write_qwen3next, "ssm.time_step_rank", 8),
         (write_qwen3next, "attention.value_length", 32),
-        (QWEN35.write, "rope.dimension_sections", [4, 4, 4]),
-        (QWEN35.write, "rope.dimension_sections", [6, 5]),
-        (QWEN35.write, "rope.dimension_sections", [6, 5, -5]),
+        (write_qwen35, "rope.dimension_sections", [4, 4, 4]),
+        (write_qwen35, "rope.dimension_sections", [6, 5]),
+        (write_qwen35, "rope.dimension_sections", [6, 5, -5]),
         (write_mamba2, "ssm.group_count", 3),
         (write_mamba2, "ssm.group_count", 16),
         (write_mamba2, "ssm.time_step_rank", 7),

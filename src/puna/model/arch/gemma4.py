@@ -1,4 +1,4 @@
-"""Gemma 4 (Gemma Team 2026), text: E2B, E4B, 26B-A4B and 31B.
+"""Gemma 4 (Gemma Team 2026), the language part: E2B, E4B, 26B-A4B and 31B.
 
 Of the Gemma family. Layers that see everything have wider heads, may have fewer keys, and rotate only some pairs; values
 are normalised too, and may be the keys before their norm. In the small models each token brings every layer a short

@@ -1,4 +1,4 @@
-"""Llama 4 (Meta 2025): Scout and Maverick, text.
+"""Llama 4 (Meta 2025): Scout and Maverick, the language part.
 
 Beside Llama: three of four layers attend within chunks of the context, with normalised queries and keys; the fourth sees
 everything, knows no positions, and its queries grow with theirs. Some or all layers have experts, one for each token

@@ -1,8 +1,9 @@
-"""Qwen 2.5-VL's eyes (Qwen Team 2025): a vision transformer at the image's own proportions.
+"""The eyes of Qwen 2-VL and 2.5-VL (Qwen Team 2024, 2025): a vision transformer at the image's own proportions.
 
-Most layers attend within windows, every eighth or those that the file names to everything. Queries and keys turn by row and
-column. Four neighbouring patches are merged into a row; around an image's rows stand two tokens, and they have their places
-along the axes of M-RoPE. The patch embedding takes two frames of a film; an image is a film of two equal ones.
+In 2.5-VL most layers attend within windows, every eighth or those that the file names to everything; 2-VL's all see everything,
+with LayerNorm and an MLP without a gate. Queries and keys turn by row and column. Four neighbouring patches are merged into a
+row; around an image's rows stand two tokens, and they have their places along the axes of M-RoPE. The patch embedding takes two
+frames of a film; an image is a film of two equal ones.
 
 Resized as the published processor does, to the nearest multiples whatever that does to the proportions; libmtmd puts black at the
 sides instead, and rounds halves up. An image has as many rows as libmtmd allows, a quarter of what the processor would.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +22,17 @@ from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Backend, Context, Use
 from puna.ml.tensor import Tensor
 from puna.nn.declare import bind, gguf
-from puna.nn.layers import Linear, RMSNorm
+from puna.nn.layers import LayerNorm, Linear, RMSNorm
 from puna.nn.mlp import SwiGLU
 from puna.nn.projections import QKV
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.budget import Budget
-from puna.vision.metadata import CLIP_MEAN, CLIP_STD, VisionMetadata, VisionOptions
+from puna.vision.metadata import CLIP_MEAN, CLIP_STD, Activation, VisionMetadata, VisionOptions
 from puna.vision.model import Piece, Pixels, Placed, Prepared, State
 from puna.vision.mrope import patch_places, patch_rope, placed
 from puna.vision.pixels import Filter, normalised, patches, resized
 from puna.vision.special import special
-from puna.vision.vit import MAX_NODES_OF_LAYER, attend
+from puna.vision.vit import MAX_NODES_OF_LAYER, FeedForward, attend
 from puna.vision.windows import attend_in_windows, in_order, in_windows, window_arrays, window_sizes
 
 MIN_TOKENS, MAX_TOKENS = 8, 4096
@@ -75,8 +77,24 @@ class Weights:
     projection: Linear = gguf("mm.2", alt="v.merger.mlp.2", dims="hidden text")
 
 
+@dataclass
+class FirstLayer(Layer):
+    """Of Qwen 2-VL."""
+
+    mlp: FeedForward  # type: ignore[assignment]  # it is called otherwise
+    norm1: LayerNorm = gguf("ln1", dims="embd")  # type: ignore[assignment]
+    norm2: LayerNorm = gguf("ln2", dims="embd")  # type: ignore[assignment]
+
+
+@dataclass
+class FirstWeights(Weights):
+    layers: list[FirstLayer] = gguf("v.blk")  # type: ignore[assignment]  # a list of what a Layer is
+    norm: LayerNorm = gguf("v.post_ln", dims="embd")  # type: ignore[assignment]
+
+
 class Qwen25VLVision:
     is_cross_attended = False
+    Weights: type[Weights] = Weights
 
     def __init__(self, file: GGUFFile, backend: Backend, text: GGUFFile, tokenizer: Tokenizer) -> None:
         meta = VisionMetadata(file)
@@ -94,7 +112,7 @@ class Qwen25VLVision:
         self._tokens = [special(tokenizer, name) for name in names]
         dims = {"embd": o.n_embd, "patch": o.patch_size, "merged": self._cell**2 * o.n_embd, "text": self.n_out}
         dims |= dict.fromkeys(("q", "k", "v", "mixed"), o.n_heads * o.head_dim) | {"qkv": 3 * o.n_heads * o.head_dim}
-        self.weights = bind(Weights, backend, file, {"layers": o.n_layers}, dims)
+        self.weights = bind(self.Weights, backend, file, {"layers": o.n_layers}, dims)
 
     def _layers_that_see_all(self, meta: VisionMetadata) -> set[int]:
         """Files of llama.cpp say every how many-th, the ancestor's which."""
@@ -148,7 +166,10 @@ class Qwen25VLVision:
         else:
             mixed = attend_in_windows(ctx, query, key, value, window_sizes(ctx, inputs, self._cell**2))
         x = x + layer.attention.output(mixed)
-        return (x + layer.mlp(layer.norm2(x, o.eps)),)
+        return (x + self._fed_forward(layer, layer.norm2(x, o.eps)),)
+
+    def _fed_forward(self, layer: Layer, x: Tensor) -> Tensor:
+        return layer.mlp(x)
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
         w, n_patches = self.weights, self._cell**2
@@ -158,3 +179,18 @@ class Qwen25VLVision:
 
     def max_nodes(self) -> int:
         return 64 + MAX_NODES_OF_LAYER * self.n_layers
+
+
+class Qwen2VLVision(Qwen25VLVision):
+    Weights = FirstWeights
+
+    def __init__(self, file: GGUFFile, backend: Backend, text: GGUFFile, tokenizer: Tokenizer) -> None:
+        super().__init__(file, backend, text, tokenizer)
+        self._activation = VisionMetadata(file).activation(Activation.GELU_QUICK)
+
+    def _layers_that_see_all(self, meta: VisionMetadata) -> set[int]:
+        return set(range(self.n_layers))
+
+    def _fed_forward(self, layer: Any, x: Tensor) -> Tensor:
+        fed: Tensor = layer.mlp(x, self._activation)
+        return fed
