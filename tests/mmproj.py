@@ -89,3 +89,61 @@ def write_projector(
             w.bias(f"{name}.bias", n_text)
     writer.write(path)
     return Path(path)
+
+
+def write_listener(
+    path: str | Path,
+    *,
+    n_text: int,
+    seed: int = 0,
+    n_layers: int = 2,
+    n_embd: int = 32,
+    n_heads: int = 2,
+    n_mel: int = 80,
+    n_stacked: int = 4,
+) -> Path:
+    """An ``ultravox`` projector: Whisper's encoder, four of its rows at once through an MLP with a gate.
+
+    With eight libmtmd counts one row less than it gives, and ends the process.
+    """
+    writer = GGUFWriter("clip")
+    n_ff, n_hidden = 2 * n_embd, 48
+    for key, value in {
+        "general.name": f"tiny ultravox projector seed {seed}",
+        "clip.has_audio_encoder": True,
+        "clip.projector_type": "ultravox",
+        "clip.audio.num_mel_bins": n_mel,
+        "clip.audio.embedding_length": n_embd,
+        "clip.audio.feed_forward_length": n_ff,
+        "clip.audio.projection_dim": n_text,
+        "clip.audio.block_count": n_layers,
+        "clip.audio.attention.head_count": n_heads,
+        "clip.audio.attention.layer_norm_epsilon": 1e-5,
+        "clip.audio.projector.stack_factor": n_stacked,
+    }.items():
+        writer.add(key, value)
+    w = RandomWeights(writer, seed, TensorType.F32)
+    for name, n_in in (("a.conv1d.1", n_mel), ("a.conv1d.2", n_embd)):
+        kernel = w.random.standard_normal((n_embd, n_in, 3)) / math.sqrt(3 * n_in)
+        writer.add_tensor(f"{name}.weight", kernel.astype(np.float16))
+        writer.add_tensor(f"{name}.bias", (0.1 * w.random.standard_normal((n_embd, 1))).astype(np.float32))
+    w.matrix("a.position_embd.weight", 1500, n_embd, std=0.5)
+    for layer in range(n_layers):
+        prefix = f"a.blk.{layer}"
+        shapes = {name: (n_embd, n_embd) for name in ("attn_q", "attn_k", "attn_v", "attn_out")}
+        shapes |= {"ffn_up": (n_ff, n_embd), "ffn_down": (n_embd, n_ff)}
+        for name, (n_out, n_in) in shapes.items():
+            w.matrix(f"{prefix}.{name}.weight", n_out, n_in)
+            if name != "attn_k":
+                w.bias(f"{prefix}.{name}.bias", n_out)
+        for name in ("ln1", "ln2"):
+            w.norm(f"{prefix}.{name}.weight", n_embd)
+            w.bias(f"{prefix}.{name}.bias", n_embd)
+    w.norm("a.post_ln.weight", n_embd)
+    w.bias("a.post_ln.bias", n_embd)
+    w.norm("mm.a.norm_pre.weight", n_stacked * n_embd)
+    w.matrix("mm.a.mlp.1.weight", 2 * n_hidden, n_stacked * n_embd)
+    w.norm("mm.a.norm_mid.weight", n_hidden)
+    w.matrix("mm.a.mlp.2.weight", n_text, n_hidden)
+    writer.write(path)
+    return Path(path)

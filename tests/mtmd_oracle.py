@@ -18,6 +18,7 @@ __all__ = ["MARKER", "MtmdOracle"]
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
 Floats = npt.NDArray[np.float32]
+Media = npt.NDArray[Any]
 
 
 class MtmdOracle(Oracle):
@@ -37,10 +38,14 @@ class MtmdOracle(Oracle):
         self.has_axes = opened.has_axes  # M-RoPE: positions along several axes
         self.n_out = opened.n_out  # values of an encoded row
 
-    def chunks(self, prompt: str, images: Sequence[Pixels] = (), *, add_special: bool = True) -> Chunks:
-        """What the prompt becomes: runs of tokens, and pictures with n_tokens, n_positions and positions(first)."""
+    def chunks(self, prompt: str, images: Sequence[Media] = (), *, add_special: bool = True) -> Chunks:
+        """What the prompt becomes: runs of tokens, and pictures with n_tokens, n_positions and positions(first).
+
+        Samples of one channel in a picture's place are sound.
+        """
+        media = [Medium.image(values) if values.ndim == 3 else Medium.audio(values) for values in images]
         with captured() as lines:
-            found = self.projector.tokenize(prompt, [Medium.image(pixels) for pixels in images], add_special=add_special)
+            found = self.projector.tokenize(prompt, media, add_special=add_special)
         assert found is not None, f"libmtmd refuses: {[line.text for line in lines if line.is_complaint]}"
         return found
 
@@ -53,9 +58,9 @@ class MtmdOracle(Oracle):
         assert rows is not None, "libmtmd could not encode"
         return rows
 
-    def encoded(self, pixels: Pixels) -> Floats:
+    def encoded(self, pixels: Media) -> Floats:
         """All rows of one picture, of all its tiles in the order in which a prompt has them."""
-        return np.concatenate([self.encode(chunk) for chunk in self.chunks(MARKER, [pixels]) if chunk.kind == "image"])
+        return np.concatenate([self.encode(chunk) for chunk in self.chunks(MARKER, [pixels]) if chunk.kind != "text"])
 
     def evaluate(self, chunks: Chunks, *, first: int = 0, sequence: int = 0) -> tuple[Floats, int]:
         """Logits after the last token, which must be text, and the position after it; libmtmd's own way through the batches."""
@@ -67,7 +72,7 @@ class MtmdOracle(Oracle):
         assert status == 0, f"mtmd_helper_eval_chunks: {status}"
         return self._row(-1), after.value
 
-    def answer(self, prompt: str, images: Sequence[Pixels], count: int, *, sequence: int = 0) -> list[int]:
+    def answer(self, prompt: str, images: Sequence[Media], count: int, *, sequence: int = 0) -> list[int]:
         """The likeliest continuation of a prompt with pictures, end tokens included as any other."""
         row, position = self.evaluate(self.chunks(prompt, images), sequence=sequence)
         answer = [int(row.argmax())]

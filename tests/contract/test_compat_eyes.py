@@ -21,7 +21,7 @@ from puna.kvcache.cache import resume_point
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.model import Pixels
 from tests.compat_engine import CompatEngine
-from tests.mmproj import write_projector
+from tests.mmproj import write_listener, write_projector
 from tests.models.dialect import Translation
 from tests.mtmd_oracle import MtmdOracle
 from tests.tiny import write_gemma3, write_llama
@@ -277,6 +277,14 @@ def test_projectors_that_libmtmd_refuses_or_dies_of(change: Callable[[Translatio
     with pytest.raises(PunaError, match=says) as refused:
         tried(text, broken)
     assert str(broken) in str(refused.value)
+
+
+def test_a_projector_that_hears(tmp_path: Path) -> None:
+    text = write_llama(tmp_path / "text.gguf")
+    facts = tried(text, write_listener(tmp_path / "ears.gguf", n_text=256))
+    assert (facts.sees, facts.hears, facts.sample_rate, facts.n_out) == (False, True, 16_000, 256)
+    with pytest.raises(UnsupportedModel, match=r"clip\.cpp:\d+: Invalid number of output tokens"):
+        tried(text, write_listener(tmp_path / "other.gguf", n_text=256, n_stacked=8))
 
 
 def test_a_projector_for_another_model(tmp_path: Path) -> None:

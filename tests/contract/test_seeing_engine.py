@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import threading
+import wave
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from PIL import Image as Pillow
 
@@ -23,9 +25,9 @@ from puna.runner.engine import Engine
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.model import Pixels
 from puna.wire import CompletionReply, CompletionRequest, Done, Image, LoadOptions, LoadRequest, Piece, SamplingOptions
-from tests.mmproj import write_projector
+from tests.mmproj import write_listener, write_projector
 from tests.models.mllama import IMAGE, write_eyes, write_mllama
-from tests.mtmd_oracle import MtmdOracle
+from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 from tests.vision import gemma3, mllama, pixtral, qwen
@@ -33,6 +35,8 @@ from tests.vision.conversation import marked
 from tests.vision.encoding import picture
 
 N_ANSWER = 8
+WORST = 1e-2  # of an error over the largest logit; fused attention sums in F16
+Floats = npt.NDArray[np.float32]
 Part = str | Pixels
 
 
@@ -67,19 +71,18 @@ class NumpyJudge:
     def __init__(self, path: Path, eyes: Path) -> None:
         self._see, self._read, self._tokenizer = mllama.Eyes(eyes), mllama.Text(path), Tokenizer(path)
 
-    def answer(self, parts: Sequence[Part]) -> list[int]:
+    def followed(self, parts: Sequence[Part], answer: Sequence[int]) -> Floats:
+        """What it holds for likely in place of each token of the answer, after those before it."""
         ids: list[int] = []
-        images = []
+        images: list[tuple[int, Any]] = []
         for number, part in enumerate(parts):
             if isinstance(part, str):
                 ids += self._tokenizer.encode(part, add_special=not number)
             else:
                 images.append((len(ids), self._see(part)))
                 ids += self._tokenizer.encode(IMAGE, add_special=False)
-        n = len(ids)
-        for _ in range(N_ANSWER):
-            ids.append(int(self._read(ids, images)[-1].argmax()))
-        return ids[n:]
+        logits = self._read([*ids, *answer], images)
+        return logits[len(ids) - 1 : -1].astype(np.float32)
 
     def close(self) -> None:
         self._tokenizer.close()
@@ -89,10 +92,13 @@ class LibmtmdJudge:
     def __init__(self, path: Path, projector: Path) -> None:
         self._oracle = MtmdOracle(path, projector, n_ctx=512)
 
-    def answer(self, parts: Sequence[Part]) -> list[int]:
+    def followed(self, parts: Sequence[Part], answer: Sequence[int]) -> Floats:
         self._oracle.forget()
-        text, images = marked(parts)
-        return self._oracle.answer(text, images, N_ANSWER)
+        row, position = self._oracle.evaluate(self._oracle.chunks(*marked(parts)))
+        rows = [row]
+        for i, token in enumerate(answer[:-1]):
+            rows.append(self._oracle.decode([token], [position + i], [0], [0])[0])
+        return np.stack(rows)
 
     def close(self) -> None:
         self._oracle.close()
@@ -149,10 +155,12 @@ class Seeing:
 
     def check(self, parts: Sequence[Part], asked: Asked) -> Done:
         end = asked.end()
-        answer = end.tokens[-end.eval_count :] if end.eval_count else []
-        judged = self.judge.answer(parts)
-        assert answer == judged[: len(answer)]
+        answer = end.tokens[-end.eval_count :]
         assert len(answer) == N_ANSWER or end.reason == "stop"
+        likely = self.judge.followed(parts, answer)
+        # Each token is the likeliest, or as likely within what the order of sums changes.
+        chosen, best = likely[np.arange(len(answer)), answer], likely.max(-1)
+        assert (chosen >= best - WORST * np.abs(likely).max()).all(), (answer, likely.argmax(-1).tolist())
         return end
 
 
@@ -230,3 +238,58 @@ def test_memory_tells_of_the_eyes(seeing: Seeing) -> None:
     report = seeing.engine.loop.model.memory()
     assert sum(device.projector for device in report.devices) > 50_000
     assert np.isfinite(report.host)
+
+
+def wav_of(samples: npt.NDArray[np.float32]) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(np.round(samples * 32768).astype("<i2").tobytes())
+    return out.getvalue()
+
+
+def sound(seconds: float, seed: int) -> npt.NDArray[np.float32]:
+    """As exact as a file of 16 bits has it."""
+    random = np.random.default_rng(seed)
+    time = np.arange(round(seconds * 16_000)) / 16_000
+    waves = sum(np.sin(2 * np.pi * f * time + p) for f, p in random.uniform(100, 3000, (4, 2)))
+    exact: Floats = (np.round(waves / 8 * 32768) / 32768).astype(np.float32)
+    return exact
+
+
+@pytest.mark.parametrize("new_engine", [None, False], ids=["Puna reads", "libllama reads"])
+def test_sound_is_heard(new_engine: bool | None, tmp_path: Path) -> None:
+    """A word, and more than the half minute that is encoded at once; a picture is refused, and what is no sound."""
+    text, projector = write_llama(tmp_path / "text.gguf"), write_listener(tmp_path / "ears.gguf", n_text=256)
+    engine = Engine(text, new_engine)
+    options = LoadOptions(n_ctx=1024, n_parallel=2, n_threads=1, projector=str(projector))
+    assert engine.load(LoadRequest(options=options)).success
+    wait_until(lambda: engine.health().status == "ready")
+    sampling = SamplingOptions(temperature=0)
+    common: dict[str, Any] = {"n_predict": 6, "return_tokens": True, "sampling": sampling}
+    with MtmdOracle(text, projector, n_ctx=1024) as judge:
+        for seconds in (0.5, 31.0):
+            heard = sound(seconds, 3)
+            asked = Asked(engine, CompletionRequest(prompt="the [[0]] fox", images=[Image("[[0]]", wav_of(heard))], **common))
+            judge.forget()
+            theirs = judge.answer(f"the {MARKER} fox", [heard], 6)
+            end = asked.end()
+            assert end.tokens[-end.eval_count :] == theirs[: end.eval_count]
+            assert end.prompt_eval_count > (300 if seconds > 30 else 150)
+    for data, says in (
+        (png(picture(20, 20)), "does not see"),
+        (wav_of(sound(0.5, 1))[:40], "no samples"),
+        (b"ID3" + bytes(20), "MP3"),
+    ):
+        with pytest.raises(BadRequest, match=f"image 1: .*{says}"):
+            engine.submit(CompletionRequest(prompt="[[0]]", images=[Image("[[0]]", data)], **common), lambda _reply: None)
+    engine.close()
+
+
+def test_a_model_that_only_sees_does_not_hear(seeing: Seeing) -> None:
+    with pytest.raises(BadRequest, match=r"image 1: .*does not hear"):
+        seeing.engine.submit(
+            CompletionRequest(prompt="[[0]]", images=[Image("[[0]]", wav_of(sound(0.1, 1)))]), lambda _reply: None
+        )

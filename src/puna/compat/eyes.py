@@ -36,15 +36,16 @@ class LlamaEyes:
     is_cross_attended = False
 
     def __init__(self, text: Path, path: Path, facts: Facts) -> None:
-        if not facts.sees:
-            raise UnsupportedModel(f"{path}: this projector sees nothing")
+        if not (facts.sees or facts.hears):
+            raise UnsupportedModel(f"{path}: this projector neither sees nor hears")
         self.text = text
         self.path = path
         self.facts = facts
         self.n_out = facts.n_out
+        self.sample_rate = max(facts.sample_rate, 0) if facts.hears else 0
         self._model: Model | None = None
         self._projector: Projector | None = None
-        self._begun: tuple[Pixels, Chunks] | None = None  # the picture under way, for its next piece
+        self._begun: tuple[npt.NDArray[Any], Chunks] | None = None  # the medium under way, for its next piece
 
     def open(self, n_threads: int, device: int = 0) -> None:
         """On a device, or with so many threads of the CPU.
@@ -79,7 +80,8 @@ class LlamaEyes:
     # Before it is encoded; any thread.
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        chunks = self._chunks(Medium.blank(*_checked(width, height)))
+        self._check(width, height)
+        chunks = self._chunks(Medium.blank(width, height))
         n_rows = sum(chunk.n_tokens for chunk in chunks if chunk.kind != "text")
         return n_rows, sum(chunk.n_tokens for chunk in chunks)
 
@@ -88,18 +90,34 @@ class LlamaEyes:
 
     def prepare(self, pixels: Pixels) -> Prepared:
         height, width, _ = pixels.shape
-        _checked(width, height)
-        chunks = self._chunks(Medium.image(pixels))
+        self._check(width, height)
+        return self._prepared("pixels", pixels)
+
+    def prepare_sound(self, samples: npt.NDArray[np.float32]) -> Prepared:
+        if not self.sample_rate:
+            raise BadRequest("the model sees, and does not hear")
+        return self._prepared("samples", samples)
+
+    def _check(self, width: int, height: int) -> None:
+        """Errors: BadRequest."""
+        if not self.facts.sees:
+            raise BadRequest("the model hears, and does not see")
+        if min(width, height) < 1 or max(width, height) > MAX_ASPECT * min(width, height):
+            sides = f"its sides may differ by a factor of {MAX_ASPECT}, and not be 0"
+            raise BadRequest(f"an image of {width} x {height} pixels: {sides}")
+
+    def _prepared(self, name: str, medium: npt.NDArray[Any]) -> Prepared:
+        chunks = self._chunks(_medium(name, medium))
         media = [i for i, chunk in enumerate(chunks) if chunk.kind != "text"]
-        pieces = [Piece({"pixels": pixels, "chunk": np.array([i], np.int32)}) for i in media]
+        pieces = [Piece({name: medium, "chunk": np.array([i], np.int32)}) for i in media]
         return Prepared(pieces, placed(self.projector, chunks), sum(chunks[i].n_tokens for i in media))
 
     def _chunks(self, medium: Medium) -> Chunks:
         with captured() as lines:
             found = self.projector.tokenize(MARKER, [medium])
-        if found is None:
+        if found is None or all(chunk.kind == "text" for chunk in found):
             said = next((line.text for line in reversed(lines) if line.is_complaint), "it did not say why")
-            raise BadRequest(f"libmtmd cannot take this image: {said}")
+            raise BadRequest(f"libmtmd cannot take it: {said}")
         return found
 
     # The encoder; one thread.
@@ -109,9 +127,10 @@ class LlamaEyes:
 
         Errors: PunaError where libmtmd fails.
         """
-        pixels: Pixels = piece.arrays["pixels"]
-        if self._begun is None or self._begun[0] is not pixels:
-            self._begun = pixels, self._chunks(Medium.image(pixels))
+        (name,) = piece.arrays.keys() - {"chunk"}
+        medium = piece.arrays[name]
+        if self._begun is None or self._begun[0] is not medium:
+            self._begun = medium, self._chunks(_medium(name, medium))
         chunks = self._begun[1]
         index = int(piece.arrays["chunk"][0])
         with captured() as lines:
@@ -120,15 +139,12 @@ class LlamaEyes:
             self._begun = None
         if rows is None:
             said = next((line.text for line in reversed(lines) if line.is_complaint), "it did not say why")
-            raise PunaError(f"libmtmd could not encode an image: {said}")
+            raise PunaError(f"libmtmd could not encode {name}: {said}")
         return [rows]
 
 
-def _checked(width: int, height: int) -> tuple[int, int]:
-    """Errors: BadRequest."""
-    if min(width, height) < 1 or max(width, height) > MAX_ASPECT * min(width, height):
-        raise BadRequest(f"an image of {width} x {height} pixels: its sides may differ by a factor of {MAX_ASPECT}, and not be 0")
-    return width, height
+def _medium(name: str, values: npt.NDArray[Any]) -> Medium:
+    return Medium.image(values) if name == "pixels" else Medium.audio(values)
 
 
 def placed(projector: Projector, chunks: Sequence[Chunk]) -> Placed:

@@ -7,6 +7,7 @@ The model is opened without its weights. Then a small picture is encoded, and pi
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ from puna.errors import LoadError, NotFound, PunaError, UnsupportedModel
 from puna.native.decoder import Model
 from puna.native.log import Line, captured
 from puna.native.projector import MARKER, Medium, Projector
+
+_LAST_WORDS = re.compile(r"([\w-]+\.(?:cpp|c|h):\d+: .{1,200})")
 
 COMMAND = (sys.executable, "-m", "puna.compat.trial")
 TIMEOUT_S = 300.0
@@ -86,8 +89,9 @@ def run(text: str, projector: str, command: Sequence[str] = COMMAND) -> Facts:
     if done.returncode == 1 and said:
         raise UnsupportedModel(f"{projector}: {json.loads(said)}")
     end = "" if done.returncode > 0 else f" (signal {-done.returncode})"
-    reason = next((line for line in reversed(done.stderr.splitlines()) if "ASSERT" in line or "error" in line), "")
-    raise UnsupportedModel(f"{projector}: libmtmd dies of it{end}{': ' if reason else ''}{reason.strip()}")
+    # As ggml ends a process: where in its sources, and why.
+    reason = next((found[1] for line in reversed(done.stderr.splitlines()) if (found := _LAST_WORDS.search(line))), "")
+    raise UnsupportedModel(f"{projector}: libmtmd dies of it{end}{': ' if reason else ''}{reason}")
 
 
 def try_out(text: str, projector: str) -> Facts:
@@ -101,8 +105,11 @@ def try_out(text: str, projector: str) -> Facts:
     if opened is None:
         raise why_no_eyes(projector, lines)
     facts = Facts(opened.sees, opened.hears, opened.sample_rate, opened.n_out, opened.has_axes)
+    facts = msgspec.structs.replace(facts, working_bytes=_working_bytes(lines))
     if opened.sees:
-        facts = _seen(opened, facts, _working_bytes(lines))
+        facts = _seen(opened, facts)
+    if opened.hears:
+        _heard(opened)
     opened.close()
     model.close()
     return facts
@@ -114,18 +121,25 @@ def _working_bytes(lines: Sequence[Line]) -> int:
     return round(sum(float(words[0]) for words in found) * (1 << 20))
 
 
-def _seen(projector: Projector, facts: Facts, working_bytes: int) -> Facts:
-    width, height = TRIED
-    chunks = projector.tokenize(MARKER, [Medium.image(np.full((height, width, 3), 128, np.uint8))])
+def _encode(projector: Projector, medium: Medium, what: str) -> None:
+    chunks = projector.tokenize(MARKER, [medium])
     rows = [projector.encode(chunk) for chunk in chunks or () if chunk.kind != "text"]
     if not rows or any(row is None for row in rows):
-        raise UnsupportedModel("libmtmd cannot encode a picture with it")
+        raise UnsupportedModel(f"libmtmd cannot encode {what} with it")
+
+
+def _heard(projector: Projector) -> None:
+    """A second of silence."""
+    _encode(projector, Medium.audio(np.zeros(max(projector.sample_rate, 2), np.float32)), "a sound")
+
+
+def _seen(projector: Projector, facts: Facts) -> Facts:
+    width, height = TRIED
+    _encode(projector, Medium.image(np.full((height, width, 3), 128, np.uint8)), "a picture")
     counted = list(_counted(projector))
     size, n_rows, n_tokens, _ = max(counted, key=lambda found: found[1])
     n_together = max(found[3] for found in counted)
-    return msgspec.structs.replace(
-        facts, largest=size, n_rows=n_rows, n_tokens=n_tokens, n_together=n_together, working_bytes=working_bytes
-    )
+    return msgspec.structs.replace(facts, largest=size, n_rows=n_rows, n_tokens=n_tokens, n_together=n_together)
 
 
 def _counted(projector: Projector) -> Iterator[tuple[tuple[int, int], int, int, int]]:

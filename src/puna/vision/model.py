@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,19 @@ class Preparer(Protocol):
 
     def largest(self) -> tuple[int, int]:
         """Width and height of the image that takes the most memory to encode."""
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """Eyes that are ears as well, or ears alone."""
+
+    sample_rate: int  # of sound; 0: it hears none
+
+    def prepare_sound(self, samples: npt.NDArray[np.float32]) -> Prepared:
+        """As a Preparer does with pixels; of one channel, so many a second, from -1 to 1.
+
+        Errors: BadRequest saying what is wrong.
+        """
 
 
 class VisionModel(Preparer, Protocol):

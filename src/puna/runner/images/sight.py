@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from puna.errors import BadRequest, UnsupportedModel
 from puna.runner.images.image import Image
 from puna.runner.images.kept import KeptImages
-from puna.vision.model import Pixels, Prepared, Preparer
+from puna.vision.model import Listener, Pixels, Prepared, Preparer
+from puna.vision.sound import is_sound, samples
 from puna.wire import Image as ImageFile
 
 ReadPixels = Callable[[bytes], Pixels]
@@ -30,16 +31,24 @@ class Sight:
         self.kept = KeptImages(self._prepare, max_bytes)
 
     def _prepare(self, data: bytes) -> Prepared:
-        pixels = self._read(data)
-        height, width, _ = pixels.shape
-        self._vision.size(width, height)
-        prepared = self._vision.prepare(pixels)
+        prepared = self._heard(data) if is_sound(data) else self._seen(data)
         n_most = max((end - begin for begin, end in prepared.placed.together), default=1)
         if n_most > self._n_batch:
             raise BadRequest(f"{n_most} tokens of it must be computed at once, a step has {self._n_batch} at most")
         if not all(0 <= token < self._n_vocab for token in prepared.placed.tokens):
             raise UnsupportedModel("the vocabulary lacks tokens that stand around images of this kind")
         return prepared
+
+    def _seen(self, data: bytes) -> Prepared:
+        pixels = self._read(data)
+        height, width, _ = pixels.shape
+        self._vision.size(width, height)
+        return self._vision.prepare(pixels)
+
+    def _heard(self, data: bytes) -> Prepared:
+        if not isinstance(self._vision, Listener) or not self._vision.sample_rate:
+            raise BadRequest("it is sound, and the model does not hear")
+        return self._vision.prepare_sound(samples(data, self._vision.sample_rate))
 
     def take_all(self, files: Sequence[bytes], salt: str, n_ctx: int) -> list[Image]:
         """A request's images, which are its own until it gives each back.
