@@ -19,8 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.checkpoints.cases import CASES, ROWS, STRIDE, TOKENS, Case  # noqa: E402  # after the path that leads there
-from tests.checkpoints.weights import in_few_bits, random_weights  # noqa: E402
+from tests.checkpoints.weights import in_few_bits, picture, random_weights  # noqa: E402
 from tests.checkpoints.words import CUTS, MARKS, TEXTS, of_bytes, of_characters  # noqa: E402
+
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 def main(names: list[str]) -> None:
@@ -60,11 +62,36 @@ def vectors(case: Case) -> dict[str, Any]:
             raise SystemExit(f"{case.model}: not loaded as it was written: {missing}")
         with torch.no_grad():
             output = model.eval()(torch.tensor([TOKENS]))
+            rows_of_picture = looked_at(model, case, torch) if case.pixels[0] else None
         if hasattr(output, "logits"):
             rows = output.logits[0].numpy()[ROWS]
         else:  # an encoder, pooled by the mean
             rows = output.last_hidden_state[0].numpy().mean(0, keepdims=True)
-    return {"shapes": shapes, "logits": [[float(f"{value:.6g}") for value in row[::STRIDE]] for row in rows]}
+    found = {"shapes": shapes, "logits": [[float(f"{value:.6g}") for value in row[::STRIDE]] for row in rows]}
+    if rows_of_picture is not None:
+        found["rows"] = [[float(f"{value:.6g}") for value in row] for row in rows_of_picture]
+    return found
+
+
+def looked_at(model: Any, case: Case, torch: Any) -> Any:
+    """The rows that the encoder makes of a picture, which is normalised and cut as the published processors do."""
+    values = picture(*case.pixels).astype(np.float32) / 255
+    if case.model.startswith("Gemma3"):
+        return model.get_image_features(_channels_first(values, [0.5] * 3, [0.5] * 3, torch)).pooler_output[0].numpy()
+    pixels = _channels_first(values, CLIP_MEAN, CLIP_STD, torch)
+    if case.model.startswith("Mistral3"):
+        sizes = torch.tensor([pixels.shape[2:]])
+        return model.get_image_features(pixel_values=pixels, image_sizes=sizes).pooler_output[0].numpy()
+    patch, merge, frames = 14, 2, 2
+    _, _, height, width = pixels.shape
+    rows, columns = height // patch, width // patch
+    film = pixels.repeat(frames, 1, 1, 1).reshape(1, frames, 3, rows // merge, merge, patch, columns // merge, merge, patch)
+    flat = film.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, 3 * frames * patch * patch)
+    return model.model.visual(flat, grid_thw=torch.tensor([[1, rows, columns]])).pooler_output.numpy()
+
+
+def _channels_first(values: Any, mean: list[float], std: list[float], torch: Any) -> Any:
+    return torch.tensor(((values - np.array(mean)) / np.array(std)).astype(np.float32)).permute(2, 0, 1)[None]
 
 
 def words() -> dict[str, list[list[int]]]:

@@ -24,6 +24,8 @@ class Case:
     tolerance: float = 2e-3  # of the norm of the difference, over that of the logits
     scales: Literal["", "block", "row", "whole"] = ""  # of matrices in FP8: what shares one
     blocks: bool = False  # experts in MXFP4
+    pixels: tuple[int, int] = (0, 0)  # width and height of a picture that needs no resizing, of models that see
+    more: tuple[str, ...] = ()  # special tokens beside those of the vocabulary
     oracle: bool = True  # whether libllama knows it by such a file
 
 
@@ -689,3 +691,102 @@ CASES: dict[str, Case] = {
         words="wordpiece",
     ),
 }
+
+
+def seeing(model: str, kind: str, text: dict[str, Any], vision: dict[str, Any], outer: dict[str, Any], **others: Any) -> Case:
+    """A model of two parts, whose configuration is in two parts too."""
+    inner = case(model, kind, text).config
+    del inner["architectures"]
+    ends = {name: inner[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return Case(model, {"architectures": [model], "text_config": inner, "vision_config": vision, **ends, **outer}, **others)
+
+
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "image_size": 56,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+
+EYES: dict[str, Case] = {
+    "gemma3-eyes": seeing(
+        "Gemma3ForConditionalGeneration",
+        "gemma3_text",
+        GEMMA
+        | {
+            "num_hidden_layers": 7,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 8,
+        },
+        SIGLIP,
+        {
+            "model_type": "gemma3",
+            "mm_tokens_per_image": 4,
+            "image_token_index": 417,
+            "boi_token_index": 417,
+            "eoi_token_index": 418,
+        },
+        less_one=True,
+        words="spm",
+        pixels=(56, 56),
+        more=("<start_of_image>", "<end_of_image>"),
+    ),
+    "qwen25vl": seeing(
+        "Qwen2_5_VLForConditionalGeneration",
+        "qwen2_5_vl_text",
+        SILU | {"rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}, "use_sliding_window": False},
+        {
+            "model_type": "qwen2_5_vl",
+            "depth": 4,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_heads": 3,
+            "patch_size": 14,
+            "out_hidden_size": 64,
+            "fullatt_block_indexes": [1, 3],
+            "window_size": 112,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "hidden_act": "silu",
+        },
+        {"model_type": "qwen2_5_vl", "tie_word_embeddings": False, "image_token_id": 381, "vision_start_token_id": 380},
+        pixels=(140, 112),
+        more=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
+    ),
+    "mistral3-eyes": seeing(
+        "Mistral3ForConditionalGeneration",
+        "mistral",
+        SILU | {"head_dim": 32, "sliding_window": None, "rope_theta": 1e6},
+        {
+            "model_type": "pixtral",
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "head_dim": 16,
+            "image_size": 280,
+            "patch_size": 14,
+            "hidden_act": "silu",
+            "rope_theta": 10000.0,
+        },
+        {
+            "model_type": "mistral3",
+            "spatial_merge_size": 2,
+            "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu",
+            "vision_feature_layer": -1,
+            "image_token_index": 380,
+            "tie_word_embeddings": False,
+        },
+        pixels=(112, 84),
+        more=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    ),
+}
+CASES |= EYES

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from tests.checkpoints.cases import CASES, Case
 from tests.checkpoints.weights import in_few_bits, random_weights
-from tests.hf import LLAMA3_PATTERN, bfloat16, sentencepiece_file, write_checkpoint
-from tests.tiny import spm_vocabulary, wordpiece_vocabulary
+from tests.hf import LLAMA3_PATTERN, added_token, bfloat16, sentencepiece_file, write_checkpoint
+from tests.tiny import bpe_vocabulary, spm_vocabulary, wordpiece_vocabulary
 
 VECTORS = Path(__file__).parent / "vectors"
 
@@ -45,11 +45,27 @@ def tensors(name: str) -> dict[str, npt.NDArray[Any]]:
     return found
 
 
+def _add_tokens(folder: Path, case: Case) -> None:
+    """Special tokens behind those of the vocabulary, of whichever kind."""
+    first = len((spm_vocabulary() if case.words == "spm" else bpe_vocabulary()).tokens)
+    added = [added_token(first + i, text) for i, text in enumerate(case.more)]
+    content = {} if case.words == "spm" else json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"] = content.get("added_tokens", []) + added
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def seen(name: str) -> npt.NDArray[np.float64]:
+    """The rows of the case's picture, as the authors' program computes them."""
+    return np.array(vectors(name)["rows"], np.float64)
+
+
 def write_case(folder: Path, name: str, *, n_shards: int = 1, **changes: Any) -> Path:
     """*changes* are fields of config.json."""
     case = CASES[name]
     write_checkpoint(folder, tensors(name), case.config | changes, pattern=LLAMA3_PATTERN, n_shards=n_shards)
-    if case.words != "bpe":
+    if case.more:
+        _add_tokens(folder, case)
+    elif case.words != "bpe":
         (folder / "tokenizer.json").unlink()
     if case.words == "spm":
         (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')

@@ -52,11 +52,18 @@ def _values(name: str, shape: tuple[int, ...], random: np.random.Generator, less
     if len(shape) == 1:
         has_one = not less_one or "linear_attn" in name
         return np.asarray(has_one + 0.3 * normal)
+    if len(shape) >= 4:  # of patches
+        return np.asarray(np.prod(shape[1:]) ** -0.5 * normal)
     if "embed" in name or "embd" in name:
         return normal
     fan_in = shape[-1] if len(shape) < 3 or "conv" in name else min(shape[1:])
     gain = 3.0 if last in ("lm_head", "router", "gate", "layer", "proj") else 0.7 if last in BRANCHES else 1.0
     return np.asarray(gain * fan_in**-0.5 * normal)
+
+
+def picture(width: int, height: int) -> npt.NDArray[np.uint8]:
+    """[height, width, 3]"""
+    return np.random.default_rng([7, width, height]).integers(0, 256, (height, width, 3), np.uint8)
 
 
 def _to_eight_bits(values: Floats) -> Floats:

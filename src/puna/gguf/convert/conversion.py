@@ -9,22 +9,30 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from puna.errors import UnsupportedModel
+from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert import vocabulary
 from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, Tensors, ignore
 from puna.gguf.convert.encodings import Quantisation, Rows, Weights
 from puna.gguf.convert.fields import Fields
 from puna.gguf.convert.output import FILE_TYPE_MXFP4, Change, Output, Piece, file_type, unchanged
-from puna.gguf.convert.table import Family, Lengths, Line
+from puna.gguf.convert.table import Family, Lengths, Line, Words
 from puna.gguf.types import ValueType
 from puna.gguf.writer import GGUFWriter
 
+_BESIDE = ("model.", "language_model.", "model.language_model.", "language_model.model.")
 _UNUSED = (r".*rotary_emb\.inv_freq", r".*\.attn\.(bias|masked_bias)")  # made anew from the configuration
 
 
-def convert(family: Family, checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> str:
-    """Write *target* from a checkpoint; returns the kind of weights that comes nearest to what it was published in, where
-    the file's own is twice as large.
+@dataclass(frozen=True)
+class Converted:
+    kind: str  # of weights to have it in, where nobody asks for another: the file's own is twice as large as what there was
+    sees: bool
+
+
+def convert(
+    family: Family, checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore, eyes: Path | None = None
+) -> Converted:
+    """Write *target* from a checkpoint, and *eyes* where it sees, its family's can be converted, and anybody wants them.
 
     Errors: FileFormatError naming file and tensor; UnsupportedModel for what has no counterpart in GGUF.
     """
@@ -46,16 +54,58 @@ def convert(family: Family, checkpoint: Checkpoint, target: Path, on_bytes: OnBy
             if value is not None:
                 writer.add(f"{family.architecture}.{key}", value)
         words.add_to(writer)
-        layout = _Layout(family, fields, tensors, root, {"vocab": n_tokens})
-        weights = Weights(tensors, quantisation)
-        output = Output(writer, weights)
-        for part in layout.parts():
-            _add(output, part)
-        for name, rows in family.made(fields).items():
-            writer.add_tensor(name, rows)
-        layout.check_all_used(weights.used)
-        output.write(target, on_bytes)
-    return "Q8_0" if quantisation.is_fp8 else ""
+        _write(writer, _Layout(family, fields, tensors, root, {"vocab": n_tokens}), quantisation, target, on_bytes)
+        sees = eyes is not None and _convert_eyes(family, stated, checkpoint, tensors, words, quantisation, eyes)
+    return Converted("Q8_0" if quantisation.is_fp8 else "", sees=sees)
+
+
+def _write(writer: GGUFWriter, layout: _Layout, quantisation: Quantisation, target: Path, on_bytes: OnBytes) -> None:
+    weights = Weights(layout.tensors, quantisation)
+    output = Output(writer, weights)
+    for part in layout.parts():
+        _add(output, part)
+    for name, rows in layout.family.made(layout.fields).items():
+        writer.add_tensor(name, rows)
+    layout.check_all_used(weights.used)
+    output.write(target, on_bytes)
+
+
+def _number(words: Words, text: str) -> int:
+    """Errors: FileFormatError naming a token that images need."""
+    found = words.number_of(text)
+    if found is None:
+        raise FileFormatError(f"the tokenizer has no token {text}, which stands among an image's rows")
+    return found
+
+
+def _convert_eyes(
+    family: Family,
+    stated: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    tensors: Tensors,
+    words: Words,
+    quantisation: Quantisation,
+    target: Path,
+) -> bool:
+    """The file of a projector, as llama.cpp's are; whether the checkpoint has one."""
+    eyes = family.eyes
+    if eyes is None or all(re.fullmatch("|".join(eyes.unused), name) for name in tensors):
+        return False
+    fields = Fields.of_vision(stated, eyes.defaults)
+    _check(eyes, fields)
+    root = _root(eyes, tensors)
+    writer = GGUFWriter(eyes.architecture)
+    writer.add("general.type", "mmproj")
+    writer.add("general.file_type", file_type(tensors, root + eyes.table), ValueType.UINT32)
+    values = {key: value(fields) for key, value in eyes.keys.items()}
+    for key, value in {**values, **eyes.beside(checkpoint)}.items():
+        if value is not None:
+            writer.add(f"{eyes.architecture}.{key}", value)
+    width = family.lengths["embd"](Fields.of_text(stated, family.defaults))
+    n_tokens = vocabulary.n_embeddings(tensors, _root(family, tensors) + family.table, width)
+    known = {"vocab": n_tokens, **{name: _number(words, text) for name, text in eyes.tokens.items()}}
+    _write(writer, _Layout(eyes, fields, tensors, root, known), quantisation, target, ignore)
+    return True
 
 
 def _check(family: Family, fields: Fields) -> None:
@@ -74,9 +124,12 @@ def _root(family: Family, tensors: Tensors) -> str:
 
     Errors: FileFormatError when nowhere; it names the tensor as most checkpoints have it.
     """
-    found = next((root for root in family.roots if root + family.table in tensors), family.roots[0])
-    tensors.home(found + family.table)
-    return found
+    found = [root for root in family.roots if root + family.table in tensors]
+    if not found:  # for the message: where its layers are
+        first = family.layers.format(i=0)
+        found = [root for root in family.roots if any(name.startswith(root + first) for name in tensors)] or [family.roots[0]]
+    tensors.home(found[0] + family.table)
+    return found[0]
 
 
 @dataclass(frozen=True)
@@ -99,7 +152,7 @@ class _Layout:
     def parts(self) -> Iterator[_Part]:
         for line in self.family.ends:
             if line.when is None or line.when(self.fields):
-                yield self._part(line, "", self._top(line.theirs), self.lengths)
+                yield self._part(line, "", self._top(line), self.lengths)
         lines = [line for line in self.family.layer if line.when is None or line.when(self.fields)]
         for i in range(self.n_layers):
             kinds: Set[str] = self.family.kinds(self.fields, i)
@@ -107,15 +160,15 @@ class _Layout:
             prefix = self.root + self.family.layers.format(i=i)
             for line in lines:
                 if not line.on or line.on in kinds:
-                    yield self._part(line, f"blk.{i}.", prefix + line.theirs, lengths)
+                    yield self._part(line, self.family.ours.format(i=i), prefix + line.theirs, lengths)
 
-    def _top(self, theirs: str) -> str:
-        """A head stands beside the text part in some checkpoints, with its own name's beginning in others."""
-        if not theirs.startswith("/"):
-            return self.root + theirs
-        name = theirs[1:]
-        roots = ("", self.root.removesuffix("model."), self.root)
-        return next((root + name for root in roots if f"{root}{name}.weight" in self.tensors), name)
+    def _top(self, line: Line) -> str:
+        """What begins with a slash stands beside this part in some checkpoints, with its name's beginning in others."""
+        if not line.theirs.startswith("/"):
+            return self.root + line.theirs
+        name, suffix = line.theirs[1:], "" if line.whole else ".weight"
+        roots = ("", self.root.removesuffix("model."), self.root, *_BESIDE)
+        return next((root + name for root in roots if root + name + suffix in self.tensors), name)
 
     def _part(self, line: Line, ours: str, theirs: str, lengths: Lengths) -> _Part:
         n_experts = lengths.get("experts", 0)

@@ -28,6 +28,13 @@ class Fields:
         inner = values.get("text_config")
         return cls({**defaults, **values, **(inner if isinstance(inner, dict) else {})})
 
+    @classmethod
+    def of_vision(cls, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Fields:
+        """Of a model that also sees, the part that does; ``text`` in it has the fields of the part that reads."""
+        inner = values.get("vision_config")
+        text = cls.of_text(values, {}).values
+        return cls({**defaults, **values, **(inner if isinstance(inner, dict) else {}), "text": text})
+
     def get(self, *names: str) -> Any:
         return next((self.values[name] for name in names if self.values.get(name) is not None), None)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.convert import conversion
 from puna.gguf.convert.checkpoint import Checkpoint, OnBytes, ignore
+from puna.gguf.convert.conversion import Converted
 from puna.gguf.convert.fields import Fields
 from puna.gguf.convert.table import Family
 
@@ -24,7 +25,7 @@ FAMILIES: dict[str, str] = {
     "GemmaForCausalLM": "gemma:GEMMA",
     "Gemma2ForCausalLM": "gemma:GEMMA2",
     "Gemma3ForCausalLM": "gemma:GEMMA3",
-    "Gemma3ForConditionalGeneration": "gemma:GEMMA3_SEEING",
+    "Gemma3ForConditionalGeneration": "gemma3_eyes:GEMMA3",
     "Gemma4ForCausalLM": "gemma4:GEMMA4",
     "Gemma4ForConditionalGeneration": "gemma4:GEMMA4",
     "Glm4ForCausalLM": "glm:GLM4",
@@ -42,7 +43,7 @@ FAMILIES: dict[str, str] = {
     "Llama4ForConditionalGeneration": "llama4:LLAMA4",
     "Mamba2ForCausalLM": "mamba:MAMBA2",
     "Ministral3ForCausalLM": "mistral3:MISTRAL3",
-    "Mistral3ForConditionalGeneration": "mistral3:MISTRAL3",
+    "Mistral3ForConditionalGeneration": "mistral3_eyes:MISTRAL3",
     "MistralForCausalLM": "llama:LLAMA",
     "MixtralForCausalLM": "llama:MIXTRAL",
     "NemotronHForCausalLM": "mamba:nemotron",
@@ -50,6 +51,7 @@ FAMILIES: dict[str, str] = {
     "Olmo2ForCausalLM": "olmo:OLMO2",
     "Olmo3ForCausalLM": "olmo:OLMO3",
     "Phi3ForCausalLM": "phi3:PHI3",
+    "Qwen2_5_VLForConditionalGeneration": "qwen25vl:QWEN25VL",
     "Qwen2ForCausalLM": "qwen:QWEN2",
     "Qwen2MoeForCausalLM": "qwen:QWEN2MOE",
     "Qwen3ForCausalLM": "qwen:QWEN3",
@@ -63,8 +65,8 @@ FAMILIES: dict[str, str] = {
 }
 
 
-def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) -> str:
-    """Write *target* from a checkpoint; returns the kind of weights to have them in, where nobody asks for another.
+def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore, eyes: Path | None = None) -> Converted:
+    """Write *target* from a checkpoint, and *eyes* where it sees, its family's can be converted, and anybody wants them.
 
     Errors: UnsupportedModel naming the architecture and those there are; FileFormatError naming file and tensor;
     whatever *on_bytes* raises.
@@ -73,7 +75,7 @@ def convert(checkpoint: Checkpoint, target: Path, on_bytes: OnBytes = ignore) ->
     try:
         if name not in FAMILIES:
             raise UnsupportedModel(f'unsupported architecture "{name[:100]}"; supported: {", ".join(FAMILIES)}')
-        return conversion.convert(_family(FAMILIES[name], Fields.of_text(stated, {})), checkpoint, target, on_bytes)
+        return conversion.convert(_family(FAMILIES[name], Fields.of_text(stated, {})), checkpoint, target, on_bytes, eyes)
     except ValueError as error:  # the writer's: a value that GGUF has no room for
         raise FileFormatError(f"the checkpoint cannot be written as GGUF: {error}") from error
 

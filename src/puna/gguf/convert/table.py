@@ -31,6 +31,9 @@ class Words(Protocol):
 
     def add_to(self, writer: GGUFWriter) -> None: ...
 
+    def number_of(self, text: str) -> int | None:
+        """A token's by its text."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -86,13 +89,16 @@ class Family:
     check: Callable[[Fields], None] = no_check
     kinds: Callable[[Fields, int], Set[str]] = no_kinds  # of a layer
     layer_lengths: Callable[[Fields, int], Lengths] = no_lengths  # of axes that are not the same in every layer
-    layers: str = "layers.{i}."  # where a layer's tensors are, below one of
+    ours: str = "blk.{i}."  # where a layer's tensors are in GGUF
+    layers: str = "layers.{i}."  # and in the checkpoint, below one of
     roots: tuple[str, ...] = ("model.", "model.language_model.", "language_model.model.", "")
     n_layers: Value = field(default=lambda fields: fields.whole("num_hidden_layers", high=1024))
     table: str = "embed_tokens.weight"
     unused: tuple[str, ...] = ()  # tensors that take no part in what the text part computes, as expressions
     words: Callable[[Checkpoint, int, Mapping[str, Any]], Words] = vocabulary.read
     beside: Callable[[Checkpoint], Mapping[str, Any]] = stated_pooling  # keys that other files state
+    tokens: Mapping[str, str] = field(default_factory=dict)  # by the names that lengths have for their numbers
+    eyes: Family | None = None  # what becomes a projector's file, where the checkpoint has it
     beyond: bool = False  # layers behind the last one guess further tokens, and take no part in the next one
 
 

@@ -87,6 +87,10 @@ class Vocabulary:
     ends: list[int] = field(default_factory=list)  # all tokens that end an answer, where there are several
     chat_template: str = ""
 
+    def number_of(self, text: str) -> int | None:
+        token = text.encode()
+        return self.tokens.index(token) if token in self.tokens else None
+
     def add_to(self, writer: GGUFWriter) -> None:
         writer.add("tokenizer.ggml.model", self.model)
         writer.add("tokenizer.ggml.pre", self.pre)

@@ -58,6 +58,9 @@ class WordPieces:
     n_types: int
     normalizer: _Normalizer | None
 
+    def number_of(self, text: str) -> int | None:
+        return self.pieces.index(text) if text in self.pieces else None
+
     def add_to(self, writer: GGUFWriter) -> None:
         """With U+2581 before pieces that begin a word instead of ## before those that do not."""
         ids = {piece: number for number, piece in enumerate(self.pieces)}

@@ -108,9 +108,11 @@ class _Making:
         """The model's files by name: GGUF files, or those of a checkpoint; *quantize* is what becomes of them later."""
         if any(path.lower().endswith(".safetensors") for path in digests):
             files = {path: self._uploaded(digest) for path, digest in digests.items()}
-            blob, kind = convert_checkpoint(self.blobs, self.work, files, self.report)
+            blob, eyes, kind = convert_checkpoint(self.blobs, self.work, files, self.report)
             self._append("model", blob)
             self._describe(blob.digest)
+            if eyes is not None:
+                self._append("projector", eyes)
             if kind and not quantize:
                 self.quantise(kind)
             return

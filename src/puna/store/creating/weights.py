@@ -23,8 +23,9 @@ UNQUANTIZED = ("F32", "F16", "BF16")
 QUANTIZING = "0" * 19  # stands for a digest in progress lines, as in Ollama's: clients show a bar only where there is one
 
 
-def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], report: Report) -> tuple[Blob, str]:
-    """A GGUF file from a checkpoint's files by their names in it, and the kind to have it in where nobody asks for another.
+def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], report: Report) -> tuple[Blob, Blob | None, str]:
+    """A GGUF file from a checkpoint's files by their names in it, its projector's if it sees, and the kind to have the first
+    in where nobody asks for another.
 
     Errors: FileFormatError naming file and tensor; UnsupportedModel.
     """
@@ -36,8 +37,9 @@ def convert_checkpoint(blobs: Blobs, work: Work, files: Mapping[str, Path], repo
     n_bytes = sum(path.stat().st_size for path in files.values())
     with scratch(work, "convert-") as folder, storing(work.root, n_bytes):
         target = folder / "model.gguf"
-        kind = convert(Checkpoint(files), target, _reporter(report, status))
-        return _add(blobs, target, report), kind
+        eyes = folder / "projector.gguf"
+        found = convert(Checkpoint(files), target, _reporter(report, status), eyes)
+        return _add(blobs, target, report), _add(blobs, eyes, report) if found.sees else None, found.kind
 
 
 def join_parts(blobs: Blobs, work: Work, parts: Mapping[str, Path], report: Report) -> Blob:

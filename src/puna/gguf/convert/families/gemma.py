@@ -134,5 +134,3 @@ GEMMA3 = replace(
     rope=_gemma3_rope,
     check=lambda fields: _check(fields, "gemma3", 6, 62, 256.0),
 )
-
-GEMMA3_SEEING = replace(GEMMA3, unused=VISION)
