@@ -18,6 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Error, Locator, Page, expect
 
 from puna.store.recipe import Recipe
+from puna.store.sources.elsewhere import Elsewhere
 from puna.store.store import Store
 from tests import browser as browsers
 from tests import needs
@@ -487,6 +488,35 @@ def test_a_pull_shows_how_far_it_is(browser: Browser, tmp_path: Path) -> None:
         page.get_by_label("A model to get").fill(f"http://{registry.netloc}/library/none")
         page.get_by_role("button", name="Pull").click()
         expect(page.locator(".transfers .failed")).to_be_visible()
+
+
+def test_models_elsewhere_are_found(browser: Browser, tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    with Registry().running() as registry, live.running(), opened(browser, live.url) as found:
+        live.store._elsewhere = Elsewhere(hub=f"http://{registry.netloc}")
+        registry.manifests["ann/Tiny-GGUF", "latest"] = b"{}"
+        page = found.page
+        page.goto("/#/models")
+        page.get_by_label("A model to get").fill("tiny")
+        page.get_by_role("button", name="Look for it").click()
+        elsewhere = page.get_by_role("list", name="Models elsewhere")
+        expect(elsewhere.get_by_role("heading", name="hf.co/ann/Tiny-GGUF")).to_be_visible()
+        expect(elsewhere).to_contain_text("1.2M downloads")
+        expect(elsewhere.get_by_role("button", name="Pull hf.co/ann/Tiny-GGUF")).to_be_enabled()
+        assert [search["search"] for search in registry.searches] == ["tiny"]
+
+
+def test_a_model_on_its_way_says_how_far_it_is(browser: Browser, tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.add("large", stall=True)
+    with live.running(), opened(browser, live.url) as found:
+        choose(found.page, "large")
+        send(found.page, "Hi")
+        found.page.get_by_role("link", name="Engine").click()
+        expect(found.page.get_by_role("article", name="large:latest")).to_contain_text("It is being loaded")
+        found.page.get_by_role("link", name="Hi").click()
+        found.page.get_by_role("button", name="Stop").click()
+        expect(finished(found.page)).to_contain_text("stopped")
 
 
 def test_the_engine_is_drawn_as_it_works(page: Page, live: Live) -> None:

@@ -34,7 +34,7 @@ SCREENS = ROOT / "docs" / "guides" / "screens"
 MAX_BYTES = 150_000
 SYSTEM = "You are a patient teacher of the natural sciences. You answer in clear, short paragraphs and name one example. " * 3
 QUESTIONS = ["How do birds fly?", "What is a prime number?", "Why do leaves turn red?", "How does a magnet work?"]
-PROMPT = "Write a Python function that adds two numbers, and explain it."
+PROMPT = "Write a short Python function that says whether a number is even, and explain it."
 
 
 @pytest.fixture(scope="module")

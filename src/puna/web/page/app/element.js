@@ -12,9 +12,8 @@ function set(element, name, value) {
   if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
   else if (name === "share")
     element.style.setProperty("--share", String(value)); // an attribute would be an inline style
-  else if (name in element && !name.startsWith("aria") && name !== "list" && name !== "form")
-    element[name === "class" ? "className" : name] = value;
-  else element.setAttribute(name === "className" ? "class" : name, value === true ? "" : String(value));
+  else if (name in element) element[name] = value;
+  else element.setAttribute(name, value === true ? "" : String(value));
 }
 
 const SVG = "http://www.w3.org/2000/svg";

@@ -83,19 +83,18 @@ function modelCard(model, rate, kept) {
       h("span", { class: "tag" }, model.state),
       h("p", {}, about.filter(Boolean).join(" · ")),
     ),
-    health
-      ? gauges(health, occupancy, rate, kept)
-      : h(
-          "p",
-          { class: "notice" },
-          model.state === "loading" ? "It is being loaded." : "It is too busy to say how it is.",
-        ),
+    health?.status === "ready" ? gauges(health, occupancy, rate, kept) : h("p", { class: "notice" }, whyNot(model)),
     health && health.cache_cells > 0 && cells(health, occupancy),
     occupancy && occupancy.sequences.length > 0 && sequences(occupancy),
     occupancy && occupancy.prefixes.length > 0 && tree(occupancy),
     health && health.host_cache_bytes > 0 && attic(health, occupancy),
     occupancy && occupancy.n_left_out > 0 && h("p", { class: "notice" }, `${occupancy.n_left_out} more are not shown.`),
   );
+}
+
+function whyNot({ state, health }) {
+  if (state !== "loading") return "It is too busy to say how it is.";
+  return health?.progress ? `It is being loaded: ${Math.round(100 * health.progress)} %.` : "It is being loaded.";
 }
 
 function gauges(health, occupancy, rate, kept) {
