@@ -15,6 +15,7 @@ from puna.settings import Settings, without_effect
 
 # All that Ollama documents or reads, in two of its states.
 SUPPORTED = [
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OLLAMA_MAX_TRANSFER_STREAMS",
     "OLLAMA_CLOUD_BASE_URL",
     "HF_ENDPOINT",
