@@ -11,7 +11,7 @@ from typing import Any, cast
 from puna.api.client import Client
 from puna.cli.answer import AnswerWriter, timings, write_events
 from puna.cli.entry import read_entry
-from puna.cli.image_paths import Entered, has_path, taken_out
+from puna.cli.image_paths import entered_for
 from puna.cli.progress import Spinner
 from puna.cli.session import Message, Session
 from puna.cli.slash_commands import LeaveSession, SlashCommands
@@ -62,7 +62,7 @@ def _answer(client: Client, session: Session, text: str) -> bool:
 
     Returns whether the answer was interrupted.
     """
-    entered = taken_out(text) if session.sees and has_path(text) else Entered(text, [])
+    entered = entered_for(client, session.model, text, session.projector)
     session.messages.append({"role": "user", "content": entered.text} | ({"images": entered.images} if entered.images else {}))
     writer = AnswerWriter(sys.stdout, word_wrap=session.word_wrap, hide_thinking=session.hide_thinking)
     content: list[str] = []

@@ -220,5 +220,4 @@ def talk(client: Client, model: str, options: RunOptions) -> None:
         with Spinner():
             for _ in client.generate(session.load_request()):
                 pass
-        session.sees = bool(options.projector) or "vision" in capabilities
         converse(client, session, history=shown.get("messages") or [], keep_history=not settings().no_history)

@@ -20,7 +20,6 @@ class Session:
     word_wrap: bool = True
     keep_alive: str | int | None = None
     projector: str = ""  # a file that the model sees with
-    sees: bool = False
 
     @property
     def system(self) -> str:

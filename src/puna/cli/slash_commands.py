@@ -168,7 +168,9 @@ class SlashCommands:
         print(f"Loading model '{model}'")
         try:
             with Spinner():
-                for _ in self._client.generate({**self._session.load_request(), "model": model}):
+                # What the last model saw with is not for another.
+                request = {key: value for key, value in self._session.load_request().items() if key != "projector"}
+                for _ in self._client.generate({**request, "model": model}):
                     pass
         except NotFound:
             print(f"Couldn't find model '{model}'")

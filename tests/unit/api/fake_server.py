@@ -71,7 +71,7 @@ PS: Json = {
         }
     ]
 }
-MODELS = ("echo", "thinker", "broken", "endless", "embedder", "wordy", "slow", "pausing")
+MODELS = ("echo", "eyes", "thinker", "broken", "endless", "embedder", "wordy", "slow", "pausing")
 
 
 @dataclass
@@ -134,7 +134,8 @@ class FakeServer:
 
     async def _show(self, request: Request) -> Response:
         body = await self._body(request)
-        capabilities = {"thinker": ["completion", "thinking"], "embedder": ["embedding"]}.get(body["model"], ["completion"])
+        special = {"thinker": ["completion", "thinking"], "embedder": ["embedding"], "eyes": ["completion", "vision"]}
+        capabilities = special.get(body["model"], ["completion"])
         return self._not_found(body["model"]) or JSONResponse({**SHOWN, "capabilities": capabilities})
 
     async def _generate(self, request: Request) -> Response:

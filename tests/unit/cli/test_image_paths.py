@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.hostile_images import encoded
+from tests.unit.api.fake_server import FakeServer
+from tests.unit.cli.conftest import Cli
+from tests.unit.cli.pty_driver import terminal
 
 from puna.cli import image_paths
 from puna.cli.image_paths import has_path, taken_out
@@ -63,3 +66,41 @@ def test_a_file_that_is_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_text_of_nothing_but_slashes_takes_no_time() -> None:
     text = "./a.png " * 100_000
     assert taken_out(text).text == text
+
+
+def test_a_model_that_sees_gets_the_images_of_a_prompt(puna: Cli, fake: FakeServer, folder: Path) -> None:
+    done = puna("run", "eyes", "what is ./cat.png")
+    assert (done.returncode, "Added image" in done.stderr) == (0, True)
+    request = fake.bodies("/api/generate")[-1]
+    assert request["prompt"] == "what is"
+    assert base64.b64decode(request["images"][0]) == encoded("PNG")
+    puna("run", "eyes", "./cat.png")
+    assert fake.bodies("/api/generate")[-1]["prompt"] == "[img]"
+    puna("run", "echo", "what is ./cat.png")
+    request = fake.bodies("/api/generate")[-1]
+    assert (request["prompt"], request.get("images")) == ("what is ./cat.png", None)
+
+
+def test_what_is_not_asked_about_images_asks_nothing_more(puna: Cli, fake: FakeServer) -> None:
+    puna("run", "eyes", "what is 1/2 of it")
+    assert [path for path, _ in fake.requests] == ["/api/generate"]
+
+
+def test_a_file_beside_the_model_s(puna: Cli, fake: FakeServer, folder: Path) -> None:
+    (folder / "eyes.gguf").write_bytes(b"GGUF")
+    assert puna("run", "echo", "--mmproj", "./eyes.gguf", "what ./cat.png").returncode == 0
+    request = fake.bodies("/api/generate")[-1]
+    assert (request["projector"], len(request["images"])) == (str(folder / "eyes.gguf"), 1)
+    missing = puna("run", "echo", "--mmproj", "./none.gguf", "what")
+    assert (missing.returncode, "no such file: ./none.gguf" in missing.stderr) == (1, True)
+
+
+def test_an_image_in_the_session(fake: FakeServer, environment: dict[str, str], folder: Path) -> None:
+    env = {**environment, "OLLAMA_HOST": fake.address.url}
+    with terminal("run", "eyes", env=env, cwd=folder) as screen:
+        screen.wait_for(">>> ")
+        screen.send("what is './cat.png'\r")
+        screen.wait_for("You said: what is")
+    message = fake.bodies("/api/chat")[-1]["messages"][-1]
+    assert message["content"] == "what is"
+    assert base64.b64decode(message["images"][0]) == encoded("PNG")
