@@ -38,7 +38,8 @@ from puna.wire import (
 
 log = logging.getLogger(__name__)
 
-# Prompts are tokenised there: a long one keeps nobody else's from starting.
+# Prompts are tokenised there: a long one keeps nobody else's from starting. Images are read in threads of their own: those that
+# take all their time keep no text waiting.
 _SUBMITTERS = 4
 
 
@@ -113,6 +114,7 @@ class Channel:
         self._exchanges: dict[int, _Exchange] = {}
         self._is_closed = False
         self._submitters = ThreadPoolExecutor(_SUBMITTERS, "submit")
+        self._image_submitters = ThreadPoolExecutor(_SUBMITTERS, "submit images")
         service.after_step(outlet.flush)
 
     def handle(self, line: bytes) -> None:
@@ -143,7 +145,8 @@ class Channel:
         if isinstance(command, Call) and command.path in QUICK_PATHS:
             self._start(exchange, command)
         else:
-            self._submitters.submit(self._start, exchange, command)
+            submitters = self._image_submitters if _has_images(command) else self._submitters
+            submitters.submit(self._start, exchange, command)
 
     def _start(self, exchange: _Exchange, command: Complete | Call) -> None:
         try:
@@ -181,3 +184,7 @@ class Channel:
             self._exchanges.pop(number, None)
         if isinstance(last, Done | Failed):
             self._counters.ended(last)
+
+
+def _has_images(command: Complete | Call) -> bool:
+    return command.path == "/images" if isinstance(command, Call) else bool(command.request.images)

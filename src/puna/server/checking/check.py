@@ -22,6 +22,7 @@ from puna.store.models.model import StoredModel
 from puna.store.store import Store
 from puna.wire import Grammar
 
+MAX_IMAGES = 256  # reading one takes a moment, also of those that a context has no room for
 _MAX_TOP_LOGPROBS = 20
 
 
@@ -89,12 +90,14 @@ def _check_abilities(model: StoredModel, native: ChatRequest | GenerateRequest) 
         _require(model, native.model, "generate", {"insert"} if native.suffix else set())
         if native.suffix and native.images:
             raise BadRequest("images have no place between a prompt and a suffix")
-        has_images = bool(native.images)
+        n_images = len(native.images)
     else:
         _require(model, native.model, "chat", {"tools"} if native.tools else set())
-        has_images = any(message.images for message in native.messages)
-    if has_images and "vision" not in model.capabilities:
+        n_images = sum(len(message.images) for message in native.messages)
+    if n_images and "vision" not in model.capabilities:
         raise BadRequest(f'"{native.model}" does not support images')
+    if n_images > MAX_IMAGES:
+        raise BadRequest(f"{n_images} images are more than the {MAX_IMAGES} that a request may have")
     if not 0 <= native.top_logprobs <= _MAX_TOP_LOGPROBS:
         raise BadRequest(f"top_logprobs must be between 0 and {_MAX_TOP_LOGPROBS}")
 

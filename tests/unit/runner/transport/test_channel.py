@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from tests.unit.runner.fake_engine import FakeEngine, done
 
 from puna.errors import LoadError
 from puna.runner.process.main import connection_to_parent
+from puna.runner.service import Handle
 from puna.runner.transport import channel as channel_module
 from puna.runner.transport.channel import Channel
 from puna.runner.transport.counters import Counters
@@ -25,11 +28,15 @@ from puna.runner.transport.named_model import NamedModel
 from puna.runner.transport.outbox import Outbox
 from puna.wire import (
     Addressed,
+    Call,
     Cancel,
     Command,
     Complete,
+    CompletionReply,
     CompletionRequest,
     Failed,
+    Image,
+    ImagesRequest,
     NameModel,
     Piece,
     Reply,
@@ -256,3 +263,29 @@ def test_only_a_socket_has_a_way_back() -> None:
         with found:
             found.send(json.dumps({}).encode())
             assert other.recv(10) == b"{}"
+
+
+def test_images_that_take_long_keep_no_text_waiting(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are threads, whatever is done with them."""
+    are_read = threading.Event()
+    submit, image_tokens = line.engine.submit, line.engine.image_tokens
+
+    def submit_slowly(request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> Handle:
+        if request.images:
+            are_read.wait()
+        return submit(request, emit)
+
+    def count_slowly(request: ImagesRequest) -> list[int]:
+        are_read.wait()
+        return image_tokens(request)
+
+    monkeypatch.setattr(line.engine, "submit", submit_slowly)
+    monkeypatch.setattr(line.engine, "image_tokens", count_slowly)
+    for number in range(6):
+        image = Image(marker="<0>", data=b"slow")
+        line.say(Complete(id=number, request=CompletionRequest(prompt="<0>", images=[image])))
+        line.say(Call(id=10 + number, path="/images", body=msgspec.Raw(encode(ImagesRequest(images=[b"slow"])))))
+    line.complete(100, "text")
+    assert line.answers(100)
+    are_read.set()
+    assert all(line.answers(*range(6), *range(10, 16)).values())

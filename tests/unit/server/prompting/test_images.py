@@ -235,6 +235,12 @@ def test_a_template_that_leaves_the_image_out_is_told(seeing: Live) -> None:
     assert any("does not see 1 of the images" in warning for warning in reply["warnings"])
 
 
+def test_a_request_has_so_many_images_and_no_more(seeing: Live) -> None:
+    response = seeing.post("/api/generate", {"model": "eyes", "prompt": "a", "images": [ONE] * 257})
+    assert (response.status_code, "257 images" in response.json()["error"]) == (400, True)
+    assert seeing.post("/api/generate", {"model": "eyes", "prompt": "a", "images": [ONE] * 256}).status_code == 200
+
+
 def test_images_and_a_suffix_exclude_each_other(seeing: Live) -> None:
     server = seeing
     model = server.store.create(
