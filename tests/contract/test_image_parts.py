@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from puna.vision.model import VisionModel
 from puna.vision.registry import open_vision
 from tests.vision import gemma3, pixtral, qwen
 from tests.vision.encoding import picture
+from tests.vision.files import Encoder
 
 N_LAYERS = 3
-KINDS = {
+KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[], Encoder]]] = {
     "gemma3": (gemma3.write_text, gemma3.encoder),
     "pixtral": (pixtral.write_text, pixtral.encoder),
     "qwen2.5-vl": (lambda path: qwen.write_text(path, architecture="qwen2vl"), qwen.encoder25),

@@ -106,6 +106,7 @@ def test_projectors_and_adapters(store: Store, tmp_path: Path, model_digest: str
     adapter, other = (store.blobs.import_file(path).digest for path in files)
     model = store.create("m", Recipe(files={"model.gguf": model_digest, "mmproj.gguf": projector}, adapters={"a.gguf": adapter}))
     assert model.projector_paths == (store.blobs.path(projector),)
+    assert model.families == [model.family, "clip"]
     assert model.adapter_paths == (store.blobs.path(adapter),)
     assert model.capabilities == ["completion", "vision"]
     assert model.family == "llama"

@@ -3,10 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from puna.api.parameter_count import human_number
 from puna.errors import FileFormatError, NotFound
+from puna.gguf.writer import GGUFWriter
 from puna.store.disk.config import ModelConfig
 from puna.store.models.capabilities import capabilities
 from puna.store.models.details import FileDetails, read_details
@@ -130,6 +132,14 @@ def test_capabilities_of_files_and_configurations(tmp_path: Path) -> None:
     assert found(tmp_path, config=ModelConfig(model_family="gptoss")) == ["completion", "thinking"]
     assert found(tmp_path, config=ModelConfig(capabilities=["image", "completion"])) == ["completion", "image"]
     assert capabilities(None, "", ModelConfig(), has_projector=False) == []
+
+
+def test_a_file_that_holds_an_encoder_of_images_sees_whatever_its_keys_say(tmp_path: Path) -> None:
+    writer = GGUFWriter("llama")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.add_tensor("v.patch_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write(tmp_path / "m.gguf")
+    assert read_details(tmp_path / "m.gguf").has_vision
 
 
 TOOLS, THINKS = "{{ tools }}", "{{ '<think>' }}"

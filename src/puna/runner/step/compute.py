@@ -44,14 +44,14 @@ class Images:
     states: list[npt.NDArray[np.float32]] = field(default_factory=list)
     rows: list[npt.NDArray[np.int32]] = field(default_factory=list)
     values: list[npt.NDArray[np.float32]] = field(default_factory=list)
-    axes: list[npt.NDArray[np.int32]] = field(default_factory=list)  # of all parts
+    axes: list[npt.NDArray[np.int32]] = field(default_factory=list)  # of all parts, where any has others than text would
     has_axes: bool = False
 
     def add(self, part: Part[T], first: int) -> None:
         """A part whose rows begin at *first*; of one without images only its positions count."""
         task, begin, end = part.task, part.begin, part.end
-        self.axes.append(axes(task.images, begin, end))
-        self.has_axes = self.has_axes or have_axes(task.images)
+        if self.has_axes:
+            self.axes.append(axes(task.images, begin, end))
         if task.is_cross_attended:
             self._look_at(part)
             return
@@ -82,7 +82,9 @@ class Images:
 
 def collect(parts: Sequence[Part[T]]) -> Collected:
     """The rows of a step, and which of them are outputs: of each task none, one or several. Tokens not known yet are 0."""
-    found = Collected(images=Images() if any(part.task.images for part in parts) else None)
+    found = Collected()
+    if any(part.task.images for part in parts):
+        found.images = Images(has_axes=any(have_axes(part.task.images) for part in parts))
     for part in parts:
         task, begin, n_tokens = part
         end, first = begin + n_tokens, len(found.positions)

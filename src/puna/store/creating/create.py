@@ -154,8 +154,9 @@ class _Making:
             self._add_blob(details.kind, digest)
         if details.kind == "model":
             self._describe(digest)
-        elif details.kind == "projector" and self.config.model_families is None:
-            self.config = msgspec.structs.replace(self.config, model_families=[details.architecture])
+        elif details.kind == "projector":
+            families = dict.fromkeys([*(self.config.model_families or ()), details.architecture])
+            self.config = msgspec.structs.replace(self.config, model_families=list(families))
 
     def add_adapters(self, digests: Mapping[str, str]) -> None:
         """The adapters' files by name: GGUF files, or safetensors with what lies in the same folder."""
@@ -255,7 +256,7 @@ class _Making:
         self.config = msgspec.structs.replace(
             self.config,
             model_family=details.architecture,
-            model_families=[details.architecture],
+            model_families=list(dict.fromkeys([details.architecture, *(self.config.model_families or ())])),
             model_type=details.parameter_size,
             file_type=details.file_type,
         )

@@ -110,7 +110,9 @@ def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
             embedding_length=meta.integer("embedding_length", 0),
             has_pooling=meta.get(meta.full_key("pooling_type"), _UNSPECIFIED) not in (_UNSPECIFIED, -1),
             ranks=meta.get(meta.full_key("pooling_type")) == _RANK_POOLING,
-            has_vision=meta.has("vision.block_count") or meta.has("clip.vision.block_count"),
+            has_vision=meta.has("vision.block_count")
+            or meta.has("clip.vision.block_count")
+            or any(name.startswith("v.") for name in file.tensors),
             has_audio=meta.has("audio.block_count") or _says_yes(file, "clip.has_audio_encoder"),
             chat_template=meta.string("tokenizer.chat_template", ""),
             size_label=meta.string("general.size_label", ""),
