@@ -28,9 +28,12 @@ def write_first_text(path: Path, **options: Any) -> Path:
 
 
 def without_breaks(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
-    """Of libmtmd's rows those that are the encoder's: it has [IMG_BREAK] among them, each the same."""
+    """Of libmtmd's rows those that are the encoder's: it has [IMG_BREAK] among them, each the same.
+
+    It adds that to memory that nobody set, times nothing, so that there may be values which are no numbers.
+    """
     of_break = encoder().tensors["v.token_embd.img_break"]
-    return ours, theirs[~(theirs == of_break).all(1)]
+    return ours, theirs[~((theirs == of_break) | np.isnan(theirs)).all(1)]
 
 
 def encoder(
