@@ -9,7 +9,7 @@ from pathlib import Path
 
 from puna.vision.model import Pixels
 from puna.vision.pixels import Filter, resized
-from tests.vision import gemma3, gemma4, lfm2, llama4, pixtral, qwen
+from tests.vision import gemma3, gemma4, idefics3, lfm2, llama4, pixtral, qwen
 from tests.vision.encoding import Floats
 from tests.vision.files import Encoder
 
@@ -44,6 +44,13 @@ FAMILIES: dict[str, Family] = {
         alone=[(168, 168), (300, 300), (60, 60)],
         fit=Filter.BILINEAR,
         around="\n\n{}\n\n",
+    ),
+    "idefics3": Family(
+        write_text=idefics3.write_text,
+        encoder=partial(idefics3.encoder, longest=168),
+        save_as_one=None,
+        alone=[(300, 200), (50, 168), (84, 84)],
+        fit=Filter.LANCZOS,
     ),
     "lfm2-vl": Family(
         write_text=lfm2.write_text,
