@@ -43,7 +43,7 @@ class Seen:
         """libllama's logits after a prompt, whose images libmtmd encodes unless it departs from what was published."""
         if self.family.comparable:
             return decoded_backwards(self.oracle, prompt_of(self.eyes, parts))
-        return self.oracle.evaluate(self.oracle.chunks(*marked(parts)))[0]
+        return self.oracle.evaluate(self.oracle.chunks(*marked(parts, self.family.around)))[0]
 
     def prompts(self) -> dict[str, list[Part]]:
         wide, tall, small = (picture(*size) for size in self.family.alone)
@@ -101,9 +101,10 @@ def test_embeddings_of_other_types_of_weights(dtype: str, seen: Seen, tmp_path: 
 def test_tokens_and_places(name: str, seen: Seen) -> None:
     parts = seen.prompts()[name]
     ours = prompt_of(seen.eyes, parts)
-    tokens, axes, n_positions = placed_by_libmtmd(seen.oracle, parts)
+    tokens, axes, n_positions = placed_by_libmtmd(seen.oracle, parts, seen.family.around)
     left_out = [special(seen.eyes.tokenizer, name) for name in seen.family.left_out]
-    assert [token for token in ours.seen if token not in left_out] == tokens
+    as_rows = [special(seen.eyes.tokenizer, name) for name in seen.family.as_rows]
+    assert [None if token in as_rows else token for token in ours.seen if token not in left_out] == tokens
     if not left_out:
         assert np.array_equal(np.concatenate(ours.axes, 1), axes)
         assert ours.n_positions == n_positions

@@ -104,17 +104,17 @@ def answered(puna: PunaEngine, prompt: Prompt, count: int) -> tuple[list[int], l
     return answer, rows
 
 
-def marked(parts: Sequence[Part]) -> tuple[str, list[Pixels]]:
-    """As libmtmd takes it."""
-    text = "".join(part if isinstance(part, str) else MARKER for part in parts)
+def marked(parts: Sequence[Part], around: str = "{}") -> tuple[str, list[Pixels]]:
+    """As libmtmd takes it; *around* an image stands what only Puna adds."""
+    text = "".join(part if isinstance(part, str) else around.format(MARKER) for part in parts)
     return text, [part for part in parts if not isinstance(part, str)]
 
 
-def placed_by_libmtmd(oracle: MtmdOracle, parts: Sequence[Part]) -> tuple[list[int | None], Ints, int]:
+def placed_by_libmtmd(oracle: MtmdOracle, parts: Sequence[Part], around: str = "{}") -> tuple[list[int | None], Ints, int]:
     """The tokens of a prompt with None where a row stands, their places along the axes, and where what follows goes on."""
     seen: list[int | None] = []
     axes, position = [], 0
-    for chunk in oracle.chunks(*marked(parts)):
+    for chunk in oracle.chunks(*marked(parts, around)):
         seen += chunk.tokens if chunk.kind == "text" else [None] * chunk.n_tokens
         own = chunk.positions(position) if oracle.has_axes else None
         axes.append(text_axes(np.arange(position, position + chunk.n_tokens, dtype=np.int32)) if own is None else own)

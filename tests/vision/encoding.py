@@ -62,10 +62,10 @@ class Eyes:
 
     def rows(self, pixels: Pixels, *, at_once: bool = True) -> Floats:
         """All rows of an image, [n_rows, n_out]; with *at_once* false each layer in a graph of its own."""
-        found = [self._whole(piece) if at_once else self._cut(piece) for piece in self.model.prepare(pixels).pieces]
+        found = [self.encoded(piece) if at_once else self._cut(piece) for piece in self.model.prepare(pixels).pieces]
         return np.concatenate(found)
 
-    def _whole(self, piece: Piece) -> Floats:
+    def encoded(self, piece: Piece) -> Floats:
         context = self.backend.context(self.model.max_nodes())
         inputs = Inputs(context, piece)
         state = self.model.begin(context, inputs)

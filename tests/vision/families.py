@@ -9,7 +9,7 @@ from pathlib import Path
 
 from puna.vision.model import Pixels
 from puna.vision.pixels import Filter, resized
-from tests.vision import gemma4, llama4, qwen
+from tests.vision import gemma3, gemma4, idefics3, lfm2, llama4, pixtral, qwen
 from tests.vision.encoding import Floats
 from tests.vision.files import Encoder
 
@@ -31,10 +31,44 @@ class Family:
     # that it leaves out. libllama is then given Puna's rows.
     comparable: Callable[[Floats, Floats], tuple[Floats, Floats]] | None = None
     left_out: Sequence[str] = ()
+    as_rows: Sequence[str] = ()  # tokens that libmtmd has as rows
+    around: str = "{}"  # what only Puna puts around an image, for libmtmd's text
     is_recurrent: bool = False  # resumes only where a step ended
 
 
 FAMILIES: dict[str, Family] = {
+    "gemma3": Family(
+        write_text=gemma3.write_text,
+        encoder=partial(gemma3.encoder, n_embd=96, n_ff=128),
+        save_as_one=gemma3.save_as_one,
+        alone=[(168, 168), (300, 300), (60, 60)],
+        fit=Filter.BILINEAR,
+        around="\n\n{}\n\n",
+    ),
+    "idefics3": Family(
+        write_text=idefics3.write_text,
+        encoder=partial(idefics3.encoder, longest=168),
+        save_as_one=None,
+        alone=[(300, 200), (50, 168), (84, 84)],
+        fit=Filter.LANCZOS,
+    ),
+    "lfm2-vl": Family(
+        write_text=lfm2.write_text,
+        encoder=partial(lfm2.encoder, n_embd=96, n_ff=96),
+        save_as_one=lfm2.save_as_one,
+        alone=[(320, 256), (256, 384), (256, 256)],
+        fit=Filter.BILINEAR,
+        is_recurrent=True,
+    ),
+    "pixtral": Family(
+        write_text=pixtral.write_text,
+        encoder=partial(pixtral.encoder, head_dim=32, n_ff=96),
+        save_as_one=pixtral.save_as_one,
+        alone=[(280, 196), (112, 252), (140, 84)],
+        fit=Filter.BICUBIC,
+        comparable=pixtral.without_breaks,
+        as_rows=["[IMG_BREAK]"],
+    ),
     "gemma4": Family(
         write_text=gemma4.write_text,
         encoder=gemma4.encoder,

@@ -62,7 +62,7 @@ class Encoder:
                 found = re.sub(pattern, replacement, found)
             is_matrix = values.ndim > 1 and "position" not in name
             kind = self.kind if is_matrix else TensorType.F32
-            if values.ndim > 2 and kind.block_size > 1:
+            if kind.block_size > 1 and (values.ndim > 2 or "input_projection" in name):  # which libmtmd transposes
                 kind = TensorType.F16
             writer.add_raw_tensor(found, values.shape[::-1], kind, quantize(values, kind))
 

@@ -27,6 +27,15 @@ def write_first_text(path: Path, **options: Any) -> Path:
     return add_tokens(write_llama(path, **options), TOKENS)
 
 
+def without_breaks(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
+    """Of libmtmd's rows those that are the encoder's: it has [IMG_BREAK] among them, each the same.
+
+    It adds that to memory that nobody set, times nothing, so that there may be values which are no numbers.
+    """
+    of_break = encoder().tensors["v.token_embd.img_break"]
+    return ours, theirs[~((theirs == of_break) | np.isnan(theirs)).all(1)]
+
+
 def encoder(
     *,
     seed: int = 5,
@@ -66,17 +75,17 @@ def encoder(
         e.norm(f"{prefix}.ln2", n_embd, bias=False)
         for name in ("attn_q", "attn_k", "attn_v"):
             e.matrix(f"{prefix}.{name}.weight", n_embd, n_embd)
-        e.matrix(f"{prefix}.attn_out.weight", n_embd, n_embd, 1.5)
+        e.matrix(f"{prefix}.attn_out.weight", n_embd, n_embd)
         e.matrix(f"{prefix}.ffn_gate.weight", n_ff, n_embd)
         e.matrix(f"{prefix}.ffn_up.weight", n_ff, n_embd)
-        e.matrix(f"{prefix}.ffn_down.weight", n_embd, n_ff, 1.5)
+        e.matrix(f"{prefix}.ffn_down.weight", n_embd, n_ff)
     if cell > 1:
         e.keys["vision.spatial_merge_size"] = cell
         e.norm("mm.input_norm", n_embd, bias=False)
         e.matrix("mm.patch_merger.weight", n_embd, n_embd * cell**2)
     e.linear("mm.1", N_EMBD_TEXT, n_embd, bias=biases)
     e.linear("mm.2", N_EMBD_TEXT, N_EMBD_TEXT, bias=biases)
-    e.values("v.token_embd.img_break", (N_EMBD_TEXT,))
+    e.tensors["v.token_embd.img_break"] = np.random.default_rng(seed).standard_normal(N_EMBD_TEXT).astype(np.float32)
     return e
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from puna.vision.model import Pixels
-from tests.vision import gemma3, lfm2, llava, pixtral
+from tests.vision import gemma3, idefics3, lfm2, llava, pixtral
 from tests.vision.files import Encoder, Floats
 
 
@@ -123,7 +123,18 @@ LLAVA = Family(
     shared=llava.shared,
 )
 
-FAMILIES = {"gemma3": GEMMA3, "lfm2": LFM2, "llava": LLAVA, "pixtral": PIXTRAL}
+IDEFICS3 = Family(
+    write_text=idefics3.write_text,
+    encoder=idefics3.encoder,
+    variants={
+        "f32": {},
+        "f16": {"dtype": "f16", "swapped": True},
+        "two-by-two": {"cell": 2, "longest": 168},
+    },
+    sizes=((336, 336), (500, 300), (20, 90), (640, 100), (10, 300)),
+)
+
+FAMILIES = {"gemma3": GEMMA3, "idefics3": IDEFICS3, "lfm2": LFM2, "llava": LLAVA, "pixtral": PIXTRAL}
 
 CASES = [(name, variant) for name, family in FAMILIES.items() for variant in family.variants]
 CASES_IN_ONE = [(name, variant) for name, variant in CASES if FAMILIES[name].save_as_one and variant not in FAMILIES[name].alone]

@@ -13,6 +13,7 @@ from puna.vision.model import VisionModel
 # By what a separate projector file states in clip.projector_type or clip.vision.projector_type.
 PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
+    "idefics3": "puna.vision.arch.idefics3:Idefics3Vision",
     "lfm2": "puna.vision.arch.lfm2:LFM2Vision",
     "mlp": "puna.vision.arch.llava:LlavaVision",
     "mlp_norm": "puna.vision.arch.llava:LlavaVision",
