@@ -34,7 +34,7 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
 from tests.vision import gemma3, mllama, pixtral, qwen
-from tests.vision.conversation import answered, marked, prompt_of
+from tests.vision.conversation import after, marked, prompt_of
 from tests.vision.encoding import opened_eyes, picture
 from tests.vision.families import FAMILIES, Family
 
@@ -80,9 +80,10 @@ class ByHandJudge:
         self._eyes = self._open.enter_context(opened_eyes(projector, path))
         self._puna = self._open.enter_context(PunaEngine(path, n_ctx=1024, n_batch=1024))
 
-    def answer(self, parts: Sequence[Part]) -> list[int]:
+    def followed(self, parts: Sequence[Part], answer: Sequence[int]) -> Floats:
         self._puna.forget()
-        return answered(self._puna, prompt_of(self._eyes, parts), N_ANSWER)[0]
+        prompt = prompt_of(self._eyes, parts)
+        return np.stack([after(self._puna, prompt, answer[:i]) for i in range(len(answer))])
 
     def close(self) -> None:
         self._open.close()
