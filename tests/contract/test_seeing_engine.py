@@ -1,7 +1,8 @@
-"""Requests with images through the real engine, where libmtmd encodes, or cross attention looks at what was encoded.
+"""Requests with images through the real engine, whoever encodes them, and where cross attention looks at what was encoded.
 
 Whichever engine reads and whichever encodes, the answers are those of libmtmd and libllama driven by hand, or of plain numpy for
-what they do not have: images one after another, several users at once, the same image again.
+what they do not have: images one after another, several users at once, the same image again. Where libmtmd prepares images in
+another way than Puna's encoder, answers are those of model and encoder called by hand, which tests/parity/test_seeing.py judges.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import threading
 import wave
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,10 +31,12 @@ from tests.mmproj import write_listener, write_projector
 from tests.models.mllama import IMAGE, write_eyes, write_mllama
 from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.patience import PATIENCE_S, wait_until
+from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
 from tests.vision import gemma3, mllama, pixtral, qwen
-from tests.vision.conversation import marked
-from tests.vision.encoding import picture
+from tests.vision.conversation import after, marked, prompt_of
+from tests.vision.encoding import opened_eyes, picture
+from tests.vision.families import FAMILIES, Family
 
 N_ANSWER = 8
 WORST = 1e-2  # of an error over the largest logit; fused attention sums in F16
@@ -43,26 +47,6 @@ Part = str | Pixels
 def write_janus(path: Path) -> Path:
     """A projector that Puna has no encoder for."""
     return write_projector(path, "janus_pro", n_text=256, image_size=84)
-
-
-@dataclass(frozen=True)
-class Kind:
-    write: Callable[[Path], Path]
-    projector: Callable[[Path], Path] | None
-    new_engine: bool | None = None
-
-
-KINDS = {
-    "Puna reads, libmtmd encodes": Kind(write_llama, write_janus),
-    "libllama reads": Kind(write_llama, write_janus, new_engine=False),
-    "libllama reads gemma 3": Kind(gemma3.write_text, lambda path: gemma3.encoder().save(path), new_engine=False),
-    "libllama reads pixtral": Kind(pixtral.write_text, lambda path: pixtral.encoder().save(path), new_engine=False),
-    "libllama reads qwen 2.5-vl": Kind(
-        partial(qwen.write_text, architecture="qwen2vl"), lambda path: qwen.encoder25().save(path), new_engine=False
-    ),
-    "mllama in one file": Kind(partial(write_mllama, n_silent=1, n_padding=7), None),
-    "mllama in two files": Kind(partial(write_mllama, n_silent=1, n_padding=7, eyes=False), write_eyes),
-}
 
 
 class NumpyJudge:
@@ -88,6 +72,23 @@ class NumpyJudge:
         self._tokenizer.close()
 
 
+class ByHandJudge:
+    """What Puna's model and encoder, called by hand, go on with."""
+
+    def __init__(self, path: Path, projector: Path) -> None:
+        self._open = ExitStack()
+        self._eyes = self._open.enter_context(opened_eyes(projector, path))
+        self._puna = self._open.enter_context(PunaEngine(path, n_ctx=1024, n_batch=1024))
+
+    def followed(self, parts: Sequence[Part], answer: Sequence[int]) -> Floats:
+        self._puna.forget()
+        prompt = prompt_of(self._eyes, parts)
+        return np.stack([after(self._puna, prompt, answer[:i]) for i in range(len(answer))])
+
+    def close(self) -> None:
+        self._open.close()
+
+
 class LibmtmdJudge:
     def __init__(self, path: Path, projector: Path) -> None:
         self._oracle = MtmdOracle(path, projector, n_ctx=512)
@@ -102,6 +103,32 @@ class LibmtmdJudge:
 
     def close(self) -> None:
         self._oracle.close()
+
+
+@dataclass(frozen=True)
+class Kind:
+    write: Callable[[Path], Path]
+    projector: Callable[[Path], Path] | None
+    new_engine: bool | None = None
+    judge: Callable[[Path, Path], Any] = LibmtmdJudge
+
+
+def by_hand(family: Family) -> Kind:
+    return Kind(family.write_text, lambda path: family.encoder().save(path), judge=ByHandJudge)
+
+
+KINDS = {
+    "Puna reads, libmtmd encodes": Kind(write_llama, write_janus),
+    "libllama reads": Kind(write_llama, write_janus, new_engine=False),
+    "libllama reads gemma 3": Kind(gemma3.write_text, lambda path: gemma3.encoder().save(path), new_engine=False),
+    "libllama reads pixtral": Kind(pixtral.write_text, lambda path: pixtral.encoder().save(path), new_engine=False),
+    "libllama reads qwen 2.5-vl": Kind(
+        partial(qwen.write_text, architecture="qwen2vl"), lambda path: qwen.encoder25().save(path), new_engine=False
+    ),
+    "mllama in one file": Kind(partial(write_mllama, n_silent=1, n_padding=7), None, judge=NumpyJudge),
+    "mllama in two files": Kind(partial(write_mllama, n_silent=1, n_padding=7, eyes=False), write_eyes, judge=NumpyJudge),
+    **{f"{name} by hand": by_hand(family) for name, family in FAMILIES.items()},
+}
 
 
 def png(pixels: Pixels) -> bytes:
@@ -169,11 +196,10 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind, folder = KINDS[request.param], tmp_path_factory.mktemp("seeing")
     path = kind.write(folder / "text.gguf")
     projector = kind.projector(folder / "eyes.gguf") if kind.projector else None
-    is_mllama = request.param.startswith("mllama")
-    judge: Any = NumpyJudge(path, projector or path) if is_mllama else LibmtmdJudge(path, projector or path)
+    judge = kind.judge(path, projector or path)
     engine = Engine(path, kind.new_engine)
     options = LoadOptions(
-        n_ctx=512, n_parallel=3, n_threads=1, projector=str(projector or ""), image_cache_bytes=1 << 24, n_batch=128
+        n_ctx=1024, n_parallel=3, n_threads=1, projector=str(projector or ""), image_cache_bytes=1 << 24, n_batch=128
     )
     assert engine.load(LoadRequest(options=options)).success
     wait_until(lambda: engine.health().status == "ready")

@@ -92,14 +92,24 @@ def computed(puna: PunaEngine, prompts: Sequence[Prompt], *, n_batch: int = 0, f
     return logits.copy()
 
 
-def answered(puna: PunaEngine, prompt: Prompt, count: int) -> tuple[list[int], list[Floats]]:
-    """The likeliest continuation of a prompt, and the logits that each of its tokens is the largest of."""
-    rows = [computed(puna, [prompt])[0]]
-    answer = [int(rows[-1].argmax())]
-    while len(answer) < count:
+def after(puna: PunaEngine, prompt: Prompt, answer: Sequence[int]) -> Floats:
+    """Logits after a prompt and all of an answer to it, of which all but the last token have been computed."""
+    if not answer:
+        rows = computed(puna, [prompt])
+    else:
         n = len(answer) - 1
         axes = text_axes(np.array([prompt.n_positions + n], np.int32)) if puna.model.has_axes else None
-        rows.append(puna.decode(answer[-1:], [len(prompt.tokens) + n], [0], [0], axes=axes)[0].copy())
+        rows = puna.decode(answer[-1:], [len(prompt.tokens) + n], [0], [0], axes=axes)
+    last: Floats = rows[0].copy()
+    return last
+
+
+def answered(puna: PunaEngine, prompt: Prompt, count: int) -> tuple[list[int], list[Floats]]:
+    """The likeliest continuation of a prompt, and the logits that each of its tokens is the largest of."""
+    answer: list[int] = []
+    rows: list[Floats] = []
+    while len(answer) < count:
+        rows.append(after(puna, prompt, answer))
         answer.append(int(rows[-1].argmax()))
     return answer, rows
 
