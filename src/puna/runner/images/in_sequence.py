@@ -126,6 +126,11 @@ def n_ready(images: Images, n_computed: int, n_tokens: int, *, is_cross_attended
     return n_tokens
 
 
+def begins_with_image(images: Images, n_computed: int) -> bool:
+    """Whether the next token that is computed is the first of an image."""
+    return any(at.begin == n_computed for at in images)
+
+
 def next_wanted(images: Images, n_computed: int) -> Image | None:
     """The next image that must be encoded before its sequence goes on."""
     return next((at.image for at in images if at.end > n_computed and at.image.rows is None), None)
