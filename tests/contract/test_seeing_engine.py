@@ -189,6 +189,8 @@ CASES: dict[str, list[Any]] = {
     "one": ["the fox ", (84, 84), " and the dog"],
     "first": ["", (200, 90), " is what"],
     "two": ["see ", (56, 56), " then ", (64, 300), " there"],
+    "side by side": ["see ", (42, 42), (84, 42), " both"],
+    "more than there is room for": ["see ", (42, 42), (300, 300), (300, 200), " all"],
     "blind": ["the quick brown fox"],
 }
 
@@ -230,6 +232,20 @@ def test_users_bring_images_to_cross_attention_one_a_step(seeing: Seeing, monkey
         seeing.check(parts, asked)
     if seeing.is_mllama:
         assert (max(counts), sum(counts)) == (1, len(prompts))
+
+
+def test_an_image_is_wanted_again_by_one_that_stands_beside_it(seeing: Seeing) -> None:
+    """The first is found in the cache, and was forgotten by whoever encodes; the second is new."""
+    sight = seeing.engine.loop.model.sight
+    assert sight is not None
+    first, second = picture(42, 42, 31), picture(84, 42, 32)
+    before: list[Part] = ["look ", first, " at"]
+    seeing.check(before, seeing.ask(before))
+    wait_until(lambda: seeing.engine.health().active == 0)
+    for image in sight.kept._images.values():
+        image.rows = image.pieces = None
+    after: list[Part] = ["look ", first, second, " at"]
+    seeing.check(after, seeing.ask(after))
 
 
 def test_the_same_image_is_encoded_once_and_a_conversation_goes_on(seeing: Seeing) -> None:

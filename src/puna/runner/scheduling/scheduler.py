@@ -148,7 +148,7 @@ def _one_looks_anew(tasks: Sequence[T]) -> list[T]:
     found: list[T] = []
     has_image = False
     for task in tasks:
-        is_new = task.is_cross_attended and begins_with_image(task.images, task.n_computed)
+        is_new = task.n_looked_at > 0 and begins_with_image(task.images, task.n_computed)
         if not (is_new and has_image):
             found.append(task)
         has_image = has_image or is_new
