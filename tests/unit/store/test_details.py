@@ -7,6 +7,7 @@ import pytest
 
 from puna.api.parameter_count import human_number
 from puna.errors import FileFormatError, NotFound
+from puna.gguf.writer import GGUFWriter
 from puna.store.disk.config import ModelConfig
 from puna.store.models.capabilities import capabilities
 from puna.store.models.details import FileDetails, read_details
@@ -130,6 +131,25 @@ def test_capabilities_of_files_and_configurations(tmp_path: Path) -> None:
     assert found(tmp_path, config=ModelConfig(model_family="gptoss")) == ["completion", "thinking"]
     assert found(tmp_path, config=ModelConfig(capabilities=["image", "completion"])) == ["completion", "image"]
     assert capabilities(None, "", ModelConfig(), has_projector=False) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"clip__vision__block_count": 2}, ["completion", "vision"]),
+        ({"clip__has_audio_encoder": True, "clip__audio__block_count": 2}, ["completion", "audio"]),
+        ({"clip__has_audio_encoder": True, "clip__vision__block_count": 2}, ["completion", "vision", "audio"]),
+        ({}, ["completion", "vision"]),  # of the first converters, which only knew images
+    ],
+)
+def test_a_projector_tells_what_it_is_for(tmp_path: Path, keys: dict[str, Any], expected: list[str]) -> None:
+    model = read_details(write_model(tmp_path / "x.gguf"))
+    writer = GGUFWriter("clip")
+    for key, value in keys.items():
+        writer.add(key.replace("__", "."), value)
+    writer.write(tmp_path / "p.gguf")
+    projector = read_details(tmp_path / "p.gguf")
+    assert capabilities(model, "", ModelConfig(), has_projector=True, projector=projector) == expected
 
 
 TOOLS, THINKS = "{{ tools }}", "{{ '<think>' }}"

@@ -23,6 +23,7 @@ from puna.store.store import Store
 from puna.wire import Grammar
 
 _MAX_TOP_LOGPROBS = 20
+_SENSES = frozenset(("vision", "audio"))  # what files in images' places are for
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ async def check(request: InferenceRequest, store: Store, settings: Settings) -> 
             n_ctx_train=model.context_length or None,
             adapters=model.adapter_paths,
             projector=next(iter(model.projector_paths), None),
-            has_vision="vision" in model.capabilities,
+            has_vision=not _SENSES.isdisjoint(model.capabilities),
         ),
         keep_alive=native.keep_alive,
         think=None if is_raw else think,
@@ -93,7 +94,7 @@ def _check_abilities(model: StoredModel, native: ChatRequest | GenerateRequest) 
     else:
         _require(model, native.model, "chat", {"tools"} if native.tools else set())
         has_images = any(message.images for message in native.messages)
-    if has_images and "vision" not in model.capabilities:
+    if has_images and _SENSES.isdisjoint(model.capabilities):
         raise BadRequest(f'"{native.model}" does not support images')
     if not 0 <= native.top_logprobs <= _MAX_TOP_LOGPROBS:
         raise BadRequest(f"top_logprobs must be between 0 and {_MAX_TOP_LOGPROBS}")
