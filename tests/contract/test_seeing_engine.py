@@ -23,6 +23,8 @@ import pytest
 from PIL import Image as Pillow
 
 from puna.errors import BadRequest
+from puna.kvcache.batch import Batch
+from puna.kvcache.encoder import EncoderCache
 from puna.runner.engine import Engine
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.model import Pixels
@@ -175,7 +177,7 @@ class Asked:
 class Seeing:
     engine: Engine
     judge: Any
-    projector: str
+    is_mllama: bool
 
     def ask(self, parts: Sequence[Part], **fields: Any) -> Asked:
         return Asked(self.engine, request(parts, **fields))
@@ -204,7 +206,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     assert engine.load(LoadRequest(options=options)).success
     wait_until(lambda: engine.health().status == "ready")
     assert engine.loop.model.eyes is not None, engine.loop.model.blindness
-    yield Seeing(engine, judge, str(projector or ""))
+    yield Seeing(engine, judge, is_mllama)
     engine.close()
     judge.close()
 
@@ -213,6 +215,8 @@ CASES: dict[str, list[Any]] = {
     "one": ["the fox ", (84, 84), " and the dog"],
     "first": ["", (200, 90), " is what"],
     "two": ["see ", (56, 56), " then ", (64, 300), " there"],
+    "side by side": ["see ", (42, 42), (84, 42), " both"],
+    "more than there is room for": ["see ", (42, 42), (300, 300), (300, 200), " all"],
     "blind": ["the quick brown fox"],
 }
 
@@ -234,6 +238,40 @@ def test_users_at_once(seeing: Seeing) -> None:
     wait_until(lambda: seeing.engine.health().active == 0)
     seeing.engine.loop.model.cache.check_integrity()
     seeing.engine.loop.scheduler.slots.check_integrity()
+
+
+def test_users_bring_images_to_cross_attention_one_a_step(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for the states of one. The images are encoded already, so that all could come at once."""
+    images = [picture(50, 50, seed) for seed in range(20, 23)]
+    for asked in [seeing.ask([image, " first"]) for image in images]:
+        asked.end()
+    counts: list[int] = []
+    start = EncoderCache.start_forward
+
+    def counted(self: EncoderCache, batch: Batch) -> Any:
+        counts.append(len(batch.encoded))
+        return start(self, batch)
+
+    monkeypatch.setattr(EncoderCache, "start_forward", counted)
+    prompts: list[list[Part]] = [["see ", image, " and"] for image in images]
+    for parts, asked in [(parts, seeing.ask(parts)) for parts in prompts]:
+        seeing.check(parts, asked)
+    if seeing.is_mllama:
+        assert (max(counts), sum(counts)) == (1, len(prompts))
+
+
+def test_an_image_is_wanted_again_by_one_that_stands_beside_it(seeing: Seeing) -> None:
+    """The first is found in the cache, and was forgotten by whoever encodes; the second is new."""
+    sight = seeing.engine.loop.model.sight
+    assert sight is not None
+    first, second = picture(42, 42, 31), picture(84, 42, 32)
+    before: list[Part] = ["look ", first, " at"]
+    seeing.check(before, seeing.ask(before))
+    wait_until(lambda: seeing.engine.health().active == 0)
+    for image in sight.kept._images.values():
+        image.rows = image.pieces = None
+    after: list[Part] = ["look ", first, second, " at"]
+    seeing.check(after, seeing.ask(after))
 
 
 def test_the_same_image_is_encoded_once_and_a_conversation_goes_on(seeing: Seeing) -> None:

@@ -80,7 +80,7 @@ def run(engine: PunaEngine, ids: Sequence[int], images: Images, cuts: Sequence[i
     found = []
     ends = [*cuts, len(ids)]
     for begin, end in zip([0, *cuts], ends, strict=True):
-        new = [(sequence, at, rows) for at, rows in images if begin <= at < end]
+        new = [(sequence, at, mllama.together(images, i, N_MOST)) for i, (at, _) in enumerate(images) if begin <= at < end]
         n = end - begin
         found.append(engine.decode(ids[begin:end], range(begin, end), [sequence] * n, range(n), images=new).copy())
         engine.cache.check_integrity()

@@ -178,14 +178,26 @@ class Eyes:
 # ---- text
 
 
+def together(images: Sequence[tuple[int, npt.NDArray[Any]]], number: int, n_most: int) -> npt.NDArray[Any]:
+    """Images whose tokens stand one after another are looked at together by what follows the last of them."""
+    rows, first = images[number][1], number
+    while first and images[first - 1][0] == images[first][0] - 1 and len(rows) + len(images[first - 1][1]) <= n_most:
+        first -= 1
+        rows = np.concatenate([images[first][1], rows])
+    return rows
+
+
 class Text:
     """One sequence at a time, whole: tokens, and images as (position, rows) in order."""
 
-    def __init__(self, path: Path, head_dim: int = 64) -> None:
-        self.t, self.m, self.head_dim = tensors_of(path), metadata_of(path), head_dim
+    def __init__(self, path: Path, head_dim: int = 64, n_most: int = 40) -> None:
+        """*n_most*: rows of images that are looked at at once."""
+        self.t, self.m, self.head_dim, self.n_most = tensors_of(path), metadata_of(path), head_dim, n_most
 
     def __call__(self, tokens: Sequence[int], images: Sequence[tuple[int, npt.NDArray[Any]]] = ()) -> Doubles:
-        """Logits [n, rows of the head]. Each row looks at the last image that does not come after it, if there is one."""
+        """Logits [n, rows of the head]. Each row looks at the last image that does not come after it, if there is one, and at
+        those that stand directly before that, as far as there is room.
+        """
         t = self.t
         x = t["token_embd.weight"][list(tokens)]
         for i in range(self.m["block_count"]):
@@ -230,9 +242,10 @@ class Text:
 
     def _cross(self, x: Doubles, images: Sequence[tuple[int, npt.NDArray[Any]]], i: int) -> Doubles:
         t, name, result = self.t, f"blk.{i}", x.copy()
-        for number, (begin, rows) in enumerate(images):
+        for number, (begin, _) in enumerate(images):
             end = images[number + 1][0] if number + 1 < len(images) else len(x)
             part = x[begin:end]
+            rows = together(images, number, self.n_most)
             y = rms_norm(part, t[f"{name}.attn_norm.weight"])
             q = rms_norm(self._heads(y @ t[f"{name}.cross_attn_q_proj.weight"].T), t[f"{name}.cross_attn_q_norm.weight"])
             k = rms_norm(self._heads(rows @ t[f"{name}.cross_attn_k_proj.weight"].T), t[f"{name}.cross_attn_k_norm.weight"])

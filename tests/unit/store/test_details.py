@@ -142,6 +142,25 @@ def test_a_file_that_holds_an_encoder_of_images_sees_whatever_its_keys_say(tmp_p
     assert read_details(tmp_path / "m.gguf").has_vision
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"clip__vision__block_count": 2}, ["completion", "vision"]),
+        ({"clip__has_audio_encoder": True, "clip__audio__block_count": 2}, ["completion", "audio"]),
+        ({"clip__has_audio_encoder": True, "clip__vision__block_count": 2}, ["completion", "vision", "audio"]),
+        ({}, ["completion", "vision"]),  # of the first converters, which only knew images
+    ],
+)
+def test_a_projector_tells_what_it_is_for(tmp_path: Path, keys: dict[str, Any], expected: list[str]) -> None:
+    model = read_details(write_model(tmp_path / "x.gguf"))
+    writer = GGUFWriter("clip")
+    for key, value in keys.items():
+        writer.add(key.replace("__", "."), value)
+    writer.write(tmp_path / "p.gguf")
+    projector = read_details(tmp_path / "p.gguf")
+    assert capabilities(model, "", ModelConfig(), has_projector=True, projector=projector) == expected
+
+
 TOOLS, THINKS = "{{ tools }}", "{{ '<think>' }}"
 
 

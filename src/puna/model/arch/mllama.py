@@ -1,9 +1,9 @@
 """Llama 3.2 Vision (Meta 2024): Llama 3.1, with layers between that look at an image by cross attention.
 
-Such a layer's queries come from the text; keys and values from what the encoder made of the last image before the row
-(puna.vision.arch.mllama). Both are normalised head by head and not rotated; what attention and MLP add is multiplied by the
-tanh of a learned gate. A row that no image stands before passes the layer unchanged. One token stands for an image; it has an
-embedding, but is never predicted: the head has fewer rows than the embedding.
+Such a layer's queries come from the text; keys and values from what the encoder made of the last image before the row, or of
+several whose tokens stand one after another (puna.vision.arch.mllama). Both are normalised head by head and not rotated; what
+attention and MLP add is multiplied by the tanh of a learned gate. A row that no image stands before passes the layer unchanged.
+One token stands for an image; it has an embedding, but is never predicted: the head has fewer rows than the embedding.
 
 The ancestor lets rows before an image see it, and layers of a text without one be computed in some steps; the published
 model is followed.

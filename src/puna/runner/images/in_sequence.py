@@ -113,19 +113,44 @@ def shown(images: Images, begin: int, end: int) -> list[Shown]:
     return found
 
 
-def n_ready(images: Images, n_computed: int, n_tokens: int, *, is_cross_attended: bool) -> int:
+def looked_at(images: Images, at: ImageAt, n_most: int) -> list[ImageAt]:
+    """What cross attention is given with an image: those too whose tokens stand directly before it, one after another, as the
+    published model has it; of more rows than *n_most* the last images.
+    """
+    found = [at]
+    n_rows = at.image.n_rows
+    for earlier in reversed([one for one in images if one.begin < at.begin]):
+        n_rows += earlier.image.n_rows
+        if earlier.end != found[0].begin or n_rows > n_most:
+            break
+        found.insert(0, earlier)
+    return found
+
+
+def _needed(images: Images, at: ImageAt, n_looked_at: int) -> list[ImageAt]:
+    """What must be encoded before this image's tokens are computed."""
+    return looked_at(images, at, n_looked_at) if n_looked_at else [at]
+
+
+def n_ready(images: Images, n_computed: int, n_tokens: int, n_looked_at: int) -> int:
     """Of so many tokens, those that may be computed: as far as images are encoded.
 
-    Where images are looked at by cross attention, one at a time: a step that has one begins with it.
+    Where images are looked at by cross attention, so many rows at once, one at a time: a step that has one begins with it.
     """
     for at in images:
-        if at.end > n_computed and at.image.rows is None:
+        if at.end > n_computed and any(one.image.rows is None for one in _needed(images, at, n_looked_at)):
             return max(at.begin, n_computed)
-        if is_cross_attended and at.begin > n_computed:
+        if n_looked_at and at.begin > n_computed:
             return at.begin
     return n_tokens
 
 
-def next_wanted(images: Images, n_computed: int) -> Image | None:
+def begins_with_image(images: Images, n_computed: int) -> bool:
+    """Whether the next token that is computed is the first of an image."""
+    return any(at.begin == n_computed for at in images)
+
+
+def next_wanted(images: Images, n_computed: int, n_looked_at: int) -> Image | None:
     """The next image that must be encoded before its sequence goes on."""
-    return next((at.image for at in images if at.end > n_computed and at.image.rows is None), None)
+    needed = (one.image for at in images if at.end > n_computed for one in _needed(images, at, n_looked_at))
+    return next((image for image in needed if image.rows is None), None)

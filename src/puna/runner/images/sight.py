@@ -23,7 +23,7 @@ class Sight:
 
         *max_bytes*: of the host's memory, for images that nobody has right now.
         """
-        self.is_cross_attended = vision.is_cross_attended
+        self.n_looked_at = vision.size(*vision.largest())[0] if vision.is_cross_attended else 0
         self._vision = vision
         self._read = read
         self._n_batch = n_batch

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Generic, NamedTuple
 
 from puna.kvcache.cache import Limits, Sequences
+from puna.runner.images.in_sequence import begins_with_image
 from puna.runner.pacing.pace import UNBOUNDED, Pace, work
 from puna.runner.pacing.step_times import StepTimes
 from puna.runner.prefixes.slots import Slots
@@ -90,6 +91,7 @@ class Scheduler(Generic[W, T]):
             self.retire()  # who has just ended leaves room to this step
         resume_paused(active, self._room(), self.slots)
         active = self._turns.order([task for task in active if not task.is_paused], self._limits.n_batch)
+        active = _one_looks_anew(active)
         waiting = self._workload.prompts(queue.first(QUEUE_WINDOW))
         progress = [
             to_next_checkpoint(task, waiting, self._prompt_tail) if self._prompt_tail and task.reuses_prefixes else task.progress
@@ -136,3 +138,18 @@ class Scheduler(Generic[W, T]):
         """Nobody runs any more; the slots still have what they had."""
         running, self.running = self.running, []
         return running
+
+
+def _one_looks_anew(tasks: Sequence[T]) -> list[T]:
+    """Those of the next step where images are looked at by cross attention: of those who bring an image, the first alone.
+
+    What a layer makes of an image has room for one, and takes a while for which all others would wait.
+    """
+    found: list[T] = []
+    has_image = False
+    for task in tasks:
+        is_new = task.n_looked_at > 0 and begins_with_image(task.images, task.n_computed)
+        if not (is_new and has_image):
+            found.append(task)
+        has_image = has_image or is_new
+    return found

@@ -73,8 +73,8 @@ class Task(Protocol):
     @property
     def progress(self) -> Progress: ...
     @property
-    def is_cross_attended(self) -> bool:
-        """Whether its images are looked at by cross attention."""
+    def n_looked_at(self) -> int:
+        """Where its images are looked at by cross attention, so many of their rows at once; else 0."""
 
     def n_ready(self, n_computed: int) -> int:
         """How many of its tokens may be computed when so many are: as far as its images are encoded."""

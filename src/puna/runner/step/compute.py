@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from puna.kvcache.batch import Batch, Embedded, Encoded
-from puna.runner.images.in_sequence import Range, axes, bidirectional, have_axes, shown
+from puna.runner.images.in_sequence import Range, axes, bidirectional, have_axes, looked_at, shown
 from puna.runner.scheduling.task import Part, T
 from puna.runner.scheduling.workload import Rows
 from puna.runner.step.forward import Compute
@@ -52,7 +52,7 @@ class Images:
         task, begin, end = part.task, part.begin, part.end
         if self.has_axes:
             self.axes.append(axes(task.images, begin, end))
-        if task.is_cross_attended:
+        if task.n_looked_at:
             self._look_at(part)
             return
         self.bidirectional += [
@@ -65,9 +65,11 @@ class Images:
     def _look_at(self, part: Part[T]) -> None:
         for at in part.task.images:
             if part.begin <= at.begin < part.end:
-                assert at.image.rows is not None, "an image that is not encoded is not computed"
-                self.encoded.append(Encoded(part.task.slot, at.begin, at.image.n_rows))
-                self.states.append(at.image.rows)
+                together = looked_at(part.task.images, at, part.task.n_looked_at)
+                for one in together:
+                    assert one.image.rows is not None, "an image that is not encoded is not computed"
+                    self.states.append(one.image.rows)
+                self.encoded.append(Encoded(part.task.slot, at.begin, sum(one.image.n_rows for one in together)))
 
     def within(self, batch: Batch) -> Batch:
         """The batch with its images."""

@@ -44,7 +44,7 @@ class ImageTurns:
     def turn(self, running: Sequence[Task], step_s: float, *, is_idle: bool) -> None:
         """Encode for so long; *is_idle*: nothing else can be computed until that is done. Never raises."""
         waiting = [task for task in sorted(running, key=_age) if not (task.is_done or task.is_cancelled)]
-        wanted = {id(image): image for task in waiting if (image := next_wanted(task.images, task.n_computed))}
+        wanted = {id(image): image for task in waiting if (image := next_wanted(task.images, task.n_computed, task.n_looked_at))}
         self._fail(waiting)
         images = [image for image in wanted.values() if image.problem is None]
         if not any(image is self.encoding.image for image in images):
@@ -84,7 +84,7 @@ class ImageTurns:
     def _fail(self, waiting: Sequence[Task]) -> None:
         """Those whose images cannot be encoded."""
         for task in waiting:
-            image = next_wanted(task.images, task.n_computed)
+            image = next_wanted(task.images, task.n_computed, task.n_looked_at)
             if image is not None and image.problem is not None and not task.is_done:
                 task.fail(image.problem)
 

@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
     images: Mapping[str, Image]
     give_back: Callable[[], None]
-    is_cross_attended: bool = False
+    n_looked_at: int = 0  # as a task has it
 
 
 class Completion:
@@ -79,7 +79,7 @@ class Completion:
         has_dry = bool(wire.sampling.dry_multiplier)
         breakers = breakers_of(tokenizer, wire.sampling.dry_sequence_breakers) if has_dry else None
         self.sampler = Sampler(wire.sampling, request_id=wire.request_id, n_ctx=n_ctx, breakers=breakers)
-        text = said(self.tokens, self.images, is_cross_attended=self.is_cross_attended)
+        text = said(self.tokens, self.images, is_cross_attended=self.n_looked_at > 0)
         self.sampler.accept_many(text)
         self.matcher = None if wire.grammar is None else _matcher(wire.grammar, tokenizer)
         self._thinking = None if wire.thinking is None else ThinkingMeter(wire.thinking, tokenizer)
@@ -115,11 +115,11 @@ class Completion:
     def n_ready(self, n_computed: int) -> int:
         if not self.images:
             return len(self.tokens)
-        return n_ready(self.images, n_computed, len(self.tokens), is_cross_attended=self.is_cross_attended)
+        return n_ready(self.images, n_computed, len(self.tokens), self.n_looked_at)
 
     @property
-    def is_cross_attended(self) -> bool:
-        return self._seen is not None and self._seen.is_cross_attended
+    def n_looked_at(self) -> int:
+        return self._seen.n_looked_at if self._seen is not None else 0
 
     reuses_prefixes = True
     is_resumable = True

@@ -125,7 +125,7 @@ class EmbeddedText:
 
     groups: Sequence[Group] = ()
     images: Sequence[ImageAt] = ()
-    is_cross_attended = False
+    n_looked_at = 0
     n_generated = n_to_write = 0
     reuses_prefixes = False
     is_resumable = False  # the sum is over all its tokens: it begins again when some of them are lost

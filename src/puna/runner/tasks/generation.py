@@ -35,7 +35,7 @@ class Generation(Workload[Completion, Completion]):
         sight = self._eyes()
         taken = sight.take_all([image.data for image in request.images], request.salt, self._context(request.n_ctx))
         try:
-            seen = Seen(by_marker(request.images, taken), lambda: sight.give_back_all(taken), sight.is_cross_attended)
+            seen = Seen(by_marker(request.images, taken), lambda: sight.give_back_all(taken), sight.n_looked_at)
             return Completion(request, self._tokenizer, self._n_ctx, emit, seen)
         except BaseException:
             sight.give_back_all(taken)

@@ -24,6 +24,7 @@ from puna.wire import Grammar
 
 MAX_IMAGES = 256  # reading one takes a moment, also of those that a context has no room for
 _MAX_TOP_LOGPROBS = 20
+_SENSES = frozenset(("vision", "audio"))  # what files in images' places are for
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ async def check(request: InferenceRequest, store: Store, settings: Settings) -> 
             n_ctx_train=model.context_length or None,
             adapters=model.adapter_paths,
             projector=next(iter(model.projector_paths), None),
-            has_vision="vision" in model.capabilities,
+            has_vision=not _SENSES.isdisjoint(model.capabilities),
         ),
         keep_alive=native.keep_alive,
         think=None if is_raw else think,
@@ -94,7 +95,7 @@ def _check_abilities(model: StoredModel, native: ChatRequest | GenerateRequest) 
     else:
         _require(model, native.model, "chat", {"tools"} if native.tools else set())
         n_images = sum(len(message.images) for message in native.messages)
-    if n_images and "vision" not in model.capabilities:
+    if n_images and _SENSES.isdisjoint(model.capabilities):
         raise BadRequest(f'"{native.model}" does not support images')
     if n_images > MAX_IMAGES:
         raise BadRequest(f"{n_images} images are more than the {MAX_IMAGES} that a request may have")

@@ -16,14 +16,20 @@ THINKING_FAMILIES = frozenset({"gptoss", "gpt-oss"})
 _JINJA_THINKING = ("<think>", "<thinking>", "[THINK]", "<|START_THINKING|>", "<seed:think>", "<|channel|>analysis")
 
 
-def capabilities(file: FileDetails | None, template: str, config: ModelConfig, *, has_projector: bool) -> list[str]:
-    """Names in Ollama's order, each once; ``rerank``, which Ollama does not have, stands where ``embedding`` would."""
+def capabilities(
+    file: FileDetails | None, template: str, config: ModelConfig, *, has_projector: bool, projector: FileDetails | None = None
+) -> list[str]:
+    """Names in Ollama's order, each once; ``rerank``, which Ollama does not have, stands where ``embedding`` would.
+
+    A *projector* that cannot be read now is believed to see, as nearly all do.
+    """
     found: list[str] = []
     if file is not None:
         found.append("rerank" if file.ranks else "embedding" if file.has_pooling else "completion")
-        if file.has_vision or has_projector:
+        hears = projector is not None and projector.has_audio
+        if file.has_vision or (has_projector and (projector is None or projector.has_vision or not hears)):
             found.append("vision")
-        if file.has_audio:
+        if file.has_audio or hears:
             found.append("audio")
     jinja = file.chat_template if file is not None and not template else ""
     can = _of_renderer(config) if config.renderer else _of_template(template, jinja, config)

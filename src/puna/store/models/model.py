@@ -53,12 +53,7 @@ class StoredModel:
     @property
     def file(self) -> FileDetails | None:
         """Facts from the model file; None when there is none, or when it cannot be read now."""
-        if self.weights_path is None:
-            return None
-        try:
-            return read_details(self.weights_path)
-        except (NotFound, FileFormatError, StoreError):
-            return None
+        return _details(self.weights_path) if self.weights_path is not None else None
 
     @property
     def chat_template(self) -> str:
@@ -80,7 +75,9 @@ class StoredModel:
         return self._judged(self.file)
 
     def _judged(self, file: FileDetails | None) -> list[str]:
-        return capabilities(file, self.template, self.config, has_projector=bool(self.projector_paths))
+        has_projector = bool(self.projector_paths)
+        projector = _details(self.projector_paths[0]) if has_projector else None
+        return capabilities(file, self.template, self.config, has_projector=has_projector, projector=projector)
 
     @property
     def family(self) -> str:
@@ -121,3 +118,11 @@ class StoredModel:
             "parameter_size": self.parameter_size,
             "quantization_level": self.quantization_level,
         }
+
+
+def _details(path: Path) -> FileDetails | None:
+    """None when the file cannot be read now."""
+    try:
+        return read_details(path)
+    except (NotFound, FileFormatError, StoreError):
+        return None
