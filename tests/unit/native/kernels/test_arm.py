@@ -15,7 +15,7 @@ from puna.native.kernels import build
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SYSTEM = "/usr/aarch64-linux-gnu"  # the libraries of that processor
-ALL = [*reversed(build.AARCH64), "portable"]
+ALL = [*reversed([*build.AARCH64]), "portable"]
 
 pytestmark = [
     pytest.mark.thorough,
