@@ -70,6 +70,8 @@ struct AttentionInstructions {
 extern const AttentionInstructions portable_attention;
 #if defined(__x86_64__)
 extern const AttentionInstructions avx2_attention, avx512_attention;
+#elif defined(__aarch64__)
+extern const AttentionInstructions neon_attention;
 #endif
 
 }  // namespace puna

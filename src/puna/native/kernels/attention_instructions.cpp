@@ -3,6 +3,8 @@
 #include "attention_lanes_avx512.h"
 #elif defined(__AVX2__)
 #include "attention_lanes_avx2.h"
+#elif defined(PUNA_NEON)
+#include "attention_lanes_neon.h"
 #else
 #include "attention_lanes_portable.h"
 #endif
@@ -13,6 +15,6 @@
 
 namespace puna {
 
-extern const AttentionInstructions PUNA_JOINED(PUNA_INSTRUCTIONS, _attention) = {few_rows<Floats>, attend<Floats>, merge<Floats>, turn_values};
+extern const AttentionInstructions PUNA_JOINED(PUNA_INSTRUCTIONS, _attention) = {Floats::few_rows, attend<Floats>, merge<Floats>, turn_values};
 
 }  // namespace puna

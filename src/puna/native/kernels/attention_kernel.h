@@ -269,8 +269,6 @@ inline float slope_of(const AttentionPiece& p, int64_t query_head) { return p.sl
 
 // ---- few rows
 
-template <class L> constexpr int few_rows = L::width / 2;
-
 template <class L, class Row, int M> inline void dots(const float* q, int64_t q_row, const Rows& keys, int64_t n, int64_t width, float* s) {
   typedef typename L::F F;
   for (int64_t c = 0; c < n; c += 4) {
@@ -332,8 +330,9 @@ template <class L, class Row, int M, int N> inline void mix(const float* weights
 
 template <class L, class Row, int M = L::dot_rows> PUNA_INLINE void some_mixed(int64_t rows, const float* weights, const Rows& values, int64_t n, int64_t width, float* sums, int64_t sums_row) {
   if (rows == M) {
+    constexpr int together = Row::template parts<L> > 4 ? Row::template parts<L> : 4;
     int64_t i = 0;
-    for (; i + 4 <= width / L::width; i += 4) mix<L, Row, M, 4>(weights, values, n, i, sums, sums_row);
+    for (; i + together <= width / L::width; i += together) mix<L, Row, M, together>(weights, values, n, i, sums, sums_row);
     for (; i < width / L::width; i += Row::template parts<L>) mix<L, Row, M, Row::template parts<L>>(weights, values, n, i, sums, sums_row);
   } else if constexpr (M > 1) {
     some_mixed<L, Row, M - 1>(rows, weights, values, n, width, sums, sums_row);
@@ -439,8 +438,8 @@ template <class L> inline void attend_few(const AttentionPiece& p) {
         unpack_all<L>(key, n, p.key, keys);
         all_dots<L, FloatRow>(p.n, query, key_width, key, n, key_width, s);
       }
-      typename L::F totals[few_rows<L> + 3];
-      float factors[few_rows<L> + 3];
+      typename L::F totals[L::few_rows + 3];
+      float factors[L::few_rows + 3];
       for (int64_t i = 0; i < p.n; i++) {
         const int64_t head = (p.first_head + h) * group + (p.first + i) % group;
         const float* of_token = tile.mixed ? added + ((p.first + i) / group - first_token) * cells_at_once : nullptr;
@@ -703,7 +702,7 @@ template <class L> inline void attend_many(const AttentionPiece& p) {
 }
 
 template <class L> void attend(const AttentionPiece& p) {
-  if (p.n <= few_rows<L>) attend_few<L>(p);
+  if (p.n <= L::few_rows) attend_few<L>(p);
   else attend_many<L>(p);
 }
 

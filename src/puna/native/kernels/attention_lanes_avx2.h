@@ -10,6 +10,7 @@ namespace {
 struct Floats {
   using F = __m256;
   static constexpr int width = 8;
+  static constexpr int few_rows = 4;  // that are computed one by one
   static constexpr int tile_rows = 6, tile_vectors = 2;  // of sums that stay in registers
   static constexpr int dot_rows = 2;                     // beside four cells
   static constexpr int score_rows = 2, score_vectors = 2;                   // of which three sums stay in registers

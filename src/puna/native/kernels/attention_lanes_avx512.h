@@ -10,6 +10,7 @@ namespace {
 struct Floats {
   using F = __m512;
   static constexpr int width = 16;
+  static constexpr int few_rows = 8;  // that are computed one by one
   static constexpr int tile_rows = 6, tile_vectors = 4;  // of sums that stay in registers
   static constexpr int dot_rows = 4;                     // beside four cells
   static constexpr int score_rows = 4, score_vectors = 2;                   // of which three sums stay in registers

@@ -10,6 +10,7 @@ namespace {
 struct Floats {
   struct F { float v[8]; };
   static constexpr int width = 8;
+  static constexpr int few_rows = 4;  // that are computed one by one
   static constexpr int tile_rows = 2, tile_vectors = 1, dot_rows = 1, score_rows = 1, score_vectors = 1;
 
   template <class Of> static inline F each(Of of) {

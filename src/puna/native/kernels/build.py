@@ -35,8 +35,17 @@ X86_64: Mapping[str, tuple[str, ...]] = {
     "avx512_vnni": (*_AVX512, "-mavx512vnni"),
     "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
+_NEON = ("-DPUNA_NEON",)
+AARCH64: Mapping[str, tuple[str, ...]] = {
+    "neon": (*_NEON, "-march=armv8-a"),
+    "neon_dot": (*_NEON, "-march=armv8.2-a+dotprod"),
+    "neon_i8mm": (*_NEON, "-march=armv8.2-a+dotprod+i8mm"),
+}
 # What is compiled once per instruction set, and for which of them.
-PER_INSTRUCTIONS = {"instructions": (*PORTABLE, *X86_64), "attention_instructions": ("portable", "avx2", "avx512")}
+PER_INSTRUCTIONS = {
+    "instructions": (*PORTABLE, *X86_64, *AARCH64),
+    "attention_instructions": ("portable", "avx2", "avx512", "neon"),
+}
 TIMEOUT_S = 600
 
 
@@ -45,7 +54,9 @@ class BuildError(Exception):
 
 
 def instruction_sets(machine: str = platform.machine()) -> Mapping[str, tuple[str, ...]]:
-    return {**PORTABLE, **(X86_64 if machine in ("x86_64", "AMD64") else {})}
+    """Besides the portable one, for the processors of one kind."""
+    of_machine = {"x86_64": X86_64, "AMD64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
+    return {**PORTABLE, **of_machine.get(machine, {})}
 
 
 def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -70,13 +81,18 @@ def key(command: list[str], options: tuple[str, ...]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
-def compile_library(target: Path, command: list[str], options: tuple[str, ...] = OPTIONS) -> None:
-    """Errors: BuildError."""
+def compile_library(
+    target: Path, command: list[str], options: tuple[str, ...] = OPTIONS, machine: str = platform.machine()
+) -> None:
+    """*machine*: the kind of processor that the command compiles for.
+
+    Errors: BuildError.
+    """
     with tempfile.TemporaryDirectory(prefix="puna-kernels-") as scratch:
         units = [
             (f"{source}-{name}.o", f"{source}.cpp", (f"-DPUNA_INSTRUCTIONS={name}", *own))
             for source, sets in PER_INSTRUCTIONS.items()
-            for name, own in instruction_sets().items()
+            for name, own in instruction_sets(machine).items()
             if name in sets
         ]
         others = (path.name for path in sources() if path.suffix == ".cpp" and path.stem not in PER_INSTRUCTIONS)

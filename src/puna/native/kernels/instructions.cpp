@@ -5,6 +5,9 @@
 #elif defined(__AVX2__)
 #include "lanes_avx2.h"
 #include "rounding_avx2.h"
+#elif defined(PUNA_NEON)
+#include "lanes_neon.h"
+#include "rounding_neon.h"
 #else
 #include "lanes_portable.h"
 #include "rounding_portable.h"
@@ -15,11 +18,16 @@
 #define PUNA_ATTENTION avx512_attention
 #elif defined(__AVX2__)
 #define PUNA_ATTENTION avx2_attention
+#elif defined(PUNA_NEON)
+#define PUNA_ATTENTION neon_attention
 #else
 #define PUNA_ATTENTION portable_attention
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace puna {
@@ -44,6 +52,20 @@ bool available() {
   return avx2 && (a1 & (1u << 4));
 #else
   return avx2;
+#endif
+}
+#elif defined(PUNA_NEON) && defined(__ARM_FEATURE_DOTPROD)
+// By the system's word.
+bool available() {
+#if defined(__linux__)
+  const bool has_dot = getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  return has_dot && (getauxval(AT_HWCAP2) & HWCAP2_I8MM);
+#else
+  return has_dot;
+#endif
+#else
+  return false;
 #endif
 }
 #else

@@ -43,6 +43,8 @@ extern const Instructions portable_instructions;
 #if defined(__x86_64__)
 extern const Instructions avx2_instructions, avx_vnni_instructions, avx512_instructions, avx512_vnni_instructions,
     avx512_bf16_instructions;
+#elif defined(__aarch64__)
+extern const Instructions neon_instructions, neon_dot_instructions, neon_i8mm_instructions;
 #endif
 
 }  // namespace puna

@@ -19,7 +19,7 @@ struct Lanes {
   static constexpr bool has_dot4 = true;
   static constexpr int most_tokens_of_tile = 2;
   static constexpr int most_tokens_in_registers = 2;
-  static PUNA_INLINE I dot4(I sum, I weights, I x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
+  template <int bits> static PUNA_INLINE I dot4(I sum, I weights, I x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
 #else
   static constexpr bool has_dot4 = false;
   static constexpr int most_tokens_of_tile = 1;

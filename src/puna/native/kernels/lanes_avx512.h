@@ -23,7 +23,7 @@ struct Lanes {
   static constexpr int most_tokens_of_tile = 16;
   static constexpr bool two_stripes = false;
   static constexpr int most_tokens_in_registers = tokens_at_once;
-  static PUNA_INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+  template <int bits> static PUNA_INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 #else
   static constexpr bool has_dot4 = false;
   static constexpr int most_tokens_of_tile = 8;

@@ -29,7 +29,7 @@ struct Lanes {
     return static_cast<int32_t>(all);
   }
 
-  static PUNA_INLINE I dot4(I sum, I weights, I x) {
+  template <int bits> static PUNA_INLINE I dot4(I sum, I weights, I x) {
     return each<I>([&](int i) {
       int32_t s = sum.v[i];
       for (int k = 0; k < 32; k += 8)

@@ -15,6 +15,8 @@ namespace {
 constexpr const Instructions* known[] = {
 #if defined(__x86_64__)
     &avx512_bf16_instructions, &avx512_vnni_instructions, &avx512_instructions, &avx_vnni_instructions, &avx2_instructions,
+#elif defined(__aarch64__)
+    &neon_i8mm_instructions, &neon_dot_instructions, &neon_instructions,
 #endif
     &portable_instructions,
 };

@@ -5,7 +5,7 @@
 // the sums of many tokens are in the first cache (T = 0), and weights are unpacked once for all of them.
 //
 // Lanes is the instruction set: registers I of four bytes, or one whole number, of L::width rows, and F of floats. Those that
-// multiply bytes and add up four products in one instruction have dot4. The others have add_pairs, which adds two products
+// multiply bytes and add up four products in one instruction have dot4, which is told how many bits weights have. The others have add_pairs, which adds two products
 // in 16 bits and saturates; as many of those are added in 16 bits as fit, and the factor of a block of weights is what they
 // are multiplied with when they are added in pairs to 32 bits.
 //
@@ -279,7 +279,7 @@ template <class L, int bits> struct Products<L, bits, true> {
       I v[M];
       PUNA_UNROLL for (int t = 0; t < M; t++) v[t] = L::four(x + 32 * t + 4 * g);
       PUNA_UNROLL for (int i = 0; i < N; i++)
-        PUNA_UNROLL for (int t = 0; t < M; t++) sums[t][i] = L::dot4(sums[t][i], w[i].w[g], v[t]);
+        PUNA_UNROLL for (int t = 0; t < M; t++) sums[t][i] = L::template dot4<bits>(sums[t][i], w[i].w[g], v[t]);
     }
   }
   // To the sums of M tokens, which are so many apart.
@@ -691,7 +691,7 @@ template <class L> int64_t exercise(int64_t times) {
   auto v = L::bytes(1), w = L::bytes(3);
   for (int64_t t = 0; t < times; t++) {
     if constexpr (L::has_dot4) {
-      PUNA_UNROLL for (int i = 0; i < chains; i++) sums[i] = L::dot4(sums[i], v, w);
+      PUNA_UNROLL for (int i = 0; i < chains; i++) sums[i] = L::template dot4<4>(sums[i], v, w);
     } else {
       PUNA_UNROLL for (int i = 0; i < chains; i++) sums[i] = L::add_pairs(sums[i], w);
     }

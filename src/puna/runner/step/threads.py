@@ -4,9 +4,8 @@ The threads of a step wait for each other some hundred times, spinning. When ano
 wait for it while they spin in the way of everyone: with one busy process on two cores, two threads are a third to a
 tenth as fast as without it, and one thread is two thirds as fast. What other processes want is told by the system's
 accounts of processor time; where that leaves too few cores, fewer threads and all of them are compared by the steps' times:
-who seems busy may yield, and on cores that are wanted many times over more threads get a larger share.
-With another count, attention over a long history sums in another order, and the last bits of logits differ; a count that is
-asked for is kept.
+who seems busy may yield, and on cores that are wanted many times over more threads get a larger share. A count that is asked for
+is kept.
 
 Knows neither the tensor library nor how usage is measured.
 """

@@ -112,6 +112,7 @@ static double largest_error() {
   const int64_t held = in_keys ? key_width : value_width;
   const float softcap = random_bits() % 4 ? 0 : 3.0f, max_bias = random_bits() % 4 ? 0 : 4.0f, scale = 1 / std::sqrt(static_cast<float>(key_width)) / (in_blocks ? 500.0f : 1.0f);
   const bool has_sinks = random_bits() % 3 == 0;
+  const int64_t key_turn = key_width % 64 == 0 && random_bits() % 2 ? 64 : 0, value_turn = value_width % 32 == 0 && random_bits() % 2 ? 32 : 0;
 
   Tensor query{}, key{}, value{}, sinks{}, node{};
   std::vector<Tensor> masks(static_cast<size_t>(n_ranges));
@@ -141,12 +142,24 @@ static double largest_error() {
   float* sink = block<float>(heads);
   for (int64_t h = 0; h < heads; h++) sink[h] = 2 * unit();
   sinks.data = sink;
-  void* attention = puna_attention_new(heads, key_heads, key_width, value_width, n_ranges, numbers.data(), has_sinks, scale, softcap, max_bias, 0, 0);
+  void* attention = puna_attention_new(heads, key_heads, key_width, value_width, n_ranges, numbers.data(), has_sinks, scale, softcap, max_bias, key_turn, value_turn);
   float* result = block<float>(puna_attention_floats(attention));
   node.data = result, node.src[0] = &query, node.src[1] = &key, node.src[2] = &value;
   for (int64_t i = 0; i < n_ranges; i++) node.src[3 + i] = &masks[static_cast<size_t>(i)];
   node.src[3 + n_ranges] = has_sinks ? &sinks : nullptr;
 
+  // Rows times the Walsh-Hadamard matrix, so many values together.
+  const auto turn = [](std::vector<double>& values, int64_t width) {
+    for (int64_t apart = 1; apart < width; apart *= 2)
+      for (size_t i = 0; i < values.size(); i++)
+        if (!(static_cast<int64_t>(i) & apart)) {
+          double &a = values[i], &b = values[i + static_cast<size_t>(apart)], sum = a + b;
+          b = a - b, a = sum;
+        }
+    for (double& v : values) v /= width ? std::sqrt(static_cast<double>(width)) : 1;
+  };
+  std::vector<double> turned(q, q + n * heads * key_width);
+  turn(turned, key_turn);
   std::vector<double> expected(static_cast<size_t>(n * heads * value_width));
   for (int64_t i = 0; i < n_ranges; i++) {
     const int64_t* r = numbers.data() + 8 * i;
@@ -163,7 +176,7 @@ static double largest_error() {
             const int64_t cell = begins[static_cast<size_t>(i)] + c + s * (r[5] / key_bytes);
             double score = 0;
             for (int64_t k = 0; k < key_width; k++)
-              score += static_cast<double>(q[(row * heads + h) * key_width + k]) * keys.values[static_cast<size_t>((cell * key_heads + h / group) * key_width + k)];
+              score += turned[static_cast<size_t>((row * heads + h) * key_width + k)] * keys.values[static_cast<size_t>((cell * key_heads + h / group) * key_width + k)];
             score *= scale;
             if (softcap > 0) score = softcap * std::tanh(score / softcap);
             score += slope * biases[static_cast<size_t>(i)][static_cast<size_t>((s * r[1] + t) * r[3] + c)];
@@ -181,6 +194,7 @@ static double largest_error() {
           for (int64_t k = 0; k < value_width; k++) to[k] = total > 0 ? to[k] / total : 0;
         }
   }
+  turn(expected, value_turn);
   double worst = 0, squares = 1e-12;
   std::vector<float> first(expected.size());
   for (double e : expected) squares += e * e;
@@ -210,6 +224,8 @@ static double largest_error() {
 
 int main(int argc, char** argv) {
   double worst = 0;
+  for (int i = 0; puna_instructions(i); i++)
+    if (puna_use_instructions(puna_instructions(i))) printf("%s ", puna_instructions(i));
   for (int i = 0; i < (argc > 1 ? atoi(argv[1]) : 20); i++) worst = std::fmax(worst, largest_error());
   printf("%.3g\n", worst);
   return worst < 1e-5 ? 0 : 1;

@@ -21,7 +21,7 @@ void puna_round(int, const float*, int64_t, int64_t, void*);
 void* puna_matrix_new(int, int64_t, int64_t);
 void puna_matrix_free(void*);
 void puna_multiply(void*, const void*, const void*, int64_t, float*);
-void* puna_experts_new(int, int64_t, int64_t, int64_t);
+void* puna_experts_new(int, int, int64_t, int64_t, int64_t, int);
 void puna_experts_free(void*);
 int64_t puna_ordered_bytes(const void*, int64_t);
 void puna_order_node(void*, int, int, void*);
@@ -90,30 +90,37 @@ static puna::Tensor tensor(void* data, int64_t n0, int64_t n1, int64_t n2) {
   return t;
 }
 
-// The nodes of experts by two threads that come one after the other, against each column's own product.
-static double experts(const Format& f, int64_t n_inputs, int64_t n) {
+// The nodes of experts by two threads that come one after the other, against each column's own product; or gated, up being the
+// matrix of the expert after.
+static double experts(const Format& f, int64_t n_inputs, int64_t n, int gate) {
   const int64_t n_in = 3 * f.weights, n_rows = 37, n_experts = 5, n_used = 2, bytes = puna_packed_bytes(f.type, n_in, n_rows);
-  uint8_t *file = random_file(f, 3 * n_rows * n_experts), *packed = block<uint8_t>(bytes * n_experts);
-  memset(packed, 0, static_cast<size_t>(bytes * n_experts));
+  uint8_t *file = random_file(f, 3 * n_rows * n_experts), *packed = block<uint8_t>(bytes * (n_experts + 1));
+  memset(packed, 0, static_cast<size_t>(bytes * (n_experts + 1)));
   for (int64_t e = 0; e < n_experts; e++) puna_pack(f.type, file + e * 3 * n_rows * f.bytes, n_in, 0, n_rows, packed + e * bytes);
+  memcpy(packed + n_experts * bytes, packed, static_cast<size_t>(bytes));
+  float up[37];
   float *x = random_values(n_in * n_inputs * n), *y = block<float>(n_rows * n_used * n), *expected = block<float>(n_rows * n_used * n);
   int32_t* ids = block<int32_t>(n_used * n);
-  void *all = puna_experts_new(f.type, n_in, n_rows, n_experts), *one = puna_matrix_new(f.type, n_in, n_rows);
+  void *all = puna_experts_new(f.type, f.type, n_in, n_rows, n_experts, gate), *one = puna_matrix_new(f.type, n_in, n_rows);
   uint8_t *ordered = block<uint8_t>(puna_ordered_bytes(all, n_used * n)), *rounded = block<uint8_t>(puna_rounded_bytes(puna_rounding(f.type), n_in, 1));
   for (int64_t i = 0; i < n_used * n; i++) {
     ids[i] = static_cast<int32_t>((i + i / 7) % n_experts);
     puna_round(f.type, x + (n_inputs == 1 ? i / n_used : i) * n_in, n_in, 1, rounded);
     puna_multiply(one, packed + ids[i] * bytes, rounded, 1, expected + i * n_rows);
+    if (!gate) continue;
+    puna_multiply(one, packed + (ids[i] + 1) * bytes, rounded, 1, up);
+    puna_gate(gate, expected + i * n_rows, up, expected + i * n_rows, n_rows);
   }
+  puna::Tensor tu = tensor(packed + bytes, bytes, 1, 1);
   puna::Tensor tx = tensor(x, n_in, n_inputs, n), ti = tensor(ids, n_used, n, 1), tw = tensor(packed, bytes, 1, 1);
   puna::Tensor to = tensor(ordered, 1, 1, 1), ty = tensor(y, n_rows, n_used, n);
   if (n == 1) {
-    ty.src[0] = &tx, ty.src[1] = &tw, ty.src[2] = &ti;
+    ty.src[0] = &tx, ty.src[1] = &ti, ty.src[2] = &tw, ty.src[3] = &tu;
     for (int thread = 0; thread < 2; thread++) puna_token_experts_node(&ty, thread, 2, all);
   } else {
     to.src[0] = &tx, to.src[1] = &ti;
     for (int thread = 0; thread < 2; thread++) puna_order_node(&to, thread, 2, all);
-    ty.src[0] = &to, ty.src[1] = &tw;
+    ty.src[0] = &to, ty.src[1] = &tw, ty.src[2] = &tu;
     for (int thread = 0; thread < 2; thread++) puna_experts_node(&ty, thread, 2, all);
   }
   const double found = difference(y, expected, n_rows * n_used * n);
@@ -247,9 +254,11 @@ int main() {
       }
   for (int i = 0; puna_instructions(i); i++) {
     if (!puna_use_instructions(puna_instructions(i))) continue;
+    printf("%s ", puna_instructions(i));
     for (const Format& f : formats)
       for (int64_t n : {1, 2, 9, 40})
-        for (int64_t n_inputs : {1, 2}) worst = std::fmax(worst, experts(f, n_inputs, n));
+        for (int64_t n_inputs : {1, 2})
+          for (int gate : {0, 1}) worst = std::fmax(worst, experts(f, n_inputs, n, gate));
     for (const Format& f : formats)
       for (int64_t n : {1, 3, 70})
         for (int gate : {0, 1, 2})

@@ -64,7 +64,8 @@ def test_the_compiler_of_the_environment_comes_first(tmp_path: Path) -> None:
 
 def test_every_instruction_set_is_compiled() -> None:
     assert list(build.instruction_sets("x86_64")) == ["portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
-    assert list(build.instruction_sets("aarch64")) == ["portable"]
+    assert list(build.instruction_sets("aarch64")) == ["portable", "neon", "neon_dot", "neon_i8mm"]
+    assert list(build.instruction_sets("riscv64")) == ["portable"]
     assert {*AVAILABLE} <= {*build.instruction_sets()}
 
 
