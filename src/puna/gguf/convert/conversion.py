@@ -171,6 +171,10 @@ class _Layout:
         return next((root + name for root in roots if root + name + suffix in self.tensors), name)
 
     def _part(self, line: Line, ours: str, theirs: str, lengths: Lengths) -> _Part:
+        if line.instead is not None:
+            other = theirs.removesuffix(line.theirs) + line.instead.theirs
+            if other + ("" if line.instead.whole else ".weight") in self.tensors:
+                return self._part(line.instead, ours, other, lengths)
         n_experts = lengths.get("experts", 0)
         suffix = "" if line.whole else ".weight"
         names = tuple(theirs.replace("{e}", str(e)) for e in range(n_experts)) if "{e}" in theirs else (theirs,)
