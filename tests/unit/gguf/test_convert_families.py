@@ -81,6 +81,7 @@ TURNED: dict[str, tuple[dict[str, Any], str]] = {  # fields, and what is said of
     "gemma": ({"hidden_activation": "silu"}, "hidden_activation"),
     "gemma2": ({"attn_logit_softcapping": None}, "attn_logit_softcapping is missing"),
     "gemma3": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+    "gemma3n": ({"num_kv_shared_layers": 3}, "num_kv_shared_layers"),
     "gemma4": ({"layer_types": ["chunked_attention"] * 12}, "layer_types"),
     "qwen2": ({"use_sliding_window": True}, "use_sliding_window"),
     "qwen2moe": ({"norm_topk_prob": True}, "weights are not normalised"),
@@ -243,8 +244,9 @@ SPELLINGS: dict[str, tuple[dict[str, Any], list[str]]] = {  # other fields for t
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_what_is_said_otherwise_means_the_same(name: str, tmp_path: Path) -> None:
     fields, gone = SPELLINGS[name]
+    changes: dict[str, Any] = {**dict.fromkeys(gone), **fields}
     plain = converted(write_case(tmp_path / "a", name))
-    assert same(plain, converted(write_case(tmp_path / "b", name, **dict.fromkeys(gone), **fields)))
+    assert same(plain, converted(write_case(tmp_path / "b", name, **changes)))
 
 
 def test_a_template_beside_a_processor_is_read(tmp_path: Path) -> None:
@@ -252,3 +254,21 @@ def test_a_template_beside_a_processor_is_read(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
     with GGUFFile.open(converted(tmp_path)) as file:
         assert file.metadata["tokenizer.chat_template"] == "{{ messages[0].content }}"
+
+
+def test_how_sparse_layers_are_becomes_standard_deviations(tmp_path: Path) -> None:
+    write_case(tmp_path, "gemma3n", activation_sparsity_pattern=None)
+    with GGUFFile.open(converted(tmp_path)) as file:
+        found = file.metadata.numbers("activation_sparsity_scale")
+    np.testing.assert_allclose(found, [1.6448533535003662] * 10 + [0.0] * 12, rtol=1e-6)
+
+
+def test_keys_that_a_layer_of_gemma_3n_does_not_use_come_along(tmp_path: Path) -> None:
+    """Libllama wants them."""
+    write_case(tmp_path, "gemma3n")
+    source = tensors("gemma3n")
+    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    more = {f"model.layers.{i}.self_attn.{part}": source[f"model.layers.0.self_attn.{part}"] for i in (20, 21) for part in parts}
+    write_safetensors(tmp_path / "model.safetensors", {**source, **more})
+    with GGUFFile.open(converted(tmp_path)) as file:
+        assert {f"blk.{i}.{name}.weight" for i in (20, 21) for name in ("attn_k", "attn_v", "attn_k_norm")} <= set(file.tensors)

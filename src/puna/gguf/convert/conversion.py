@@ -159,7 +159,8 @@ class _Layout:
             lengths = {**self.lengths, **self.family.layer_lengths(self.fields, i)}
             prefix = self.root + self.family.layers.format(i=i)
             for line in lines:
-                if not line.on or line.on in kinds:
+                is_absent = line.spare and f"{prefix}{line.theirs}.weight" not in self.tensors
+                if (not line.on or line.on in kinds) and not is_absent:
                     yield self._part(line, self.family.ours.format(i=i), prefix + line.theirs, lengths)
 
     def _top(self, line: Line) -> str:

@@ -26,6 +26,8 @@ FAMILIES: dict[str, str] = {
     "Gemma2ForCausalLM": "gemma:GEMMA2",
     "Gemma3ForCausalLM": "gemma:GEMMA3",
     "Gemma3ForConditionalGeneration": "gemma3_eyes:GEMMA3",
+    "Gemma3nForCausalLM": "gemma3n:GEMMA3N",
+    "Gemma3nForConditionalGeneration": "gemma3n:GEMMA3N",
     "Gemma4ForCausalLM": "gemma4:GEMMA4",
     "Gemma4ForConditionalGeneration": "gemma4:GEMMA4",
     "Glm4ForCausalLM": "glm:GLM4",
