@@ -782,6 +782,33 @@ EYES: dict[str, Case] = {
         pixels=(140, 112),
         more=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
     ),
+    "qwen3vl": seeing(
+        "Qwen3VLForConditionalGeneration",
+        "qwen3_vl_text",
+        SILU
+        | {
+            "head_dim": 16,
+            "rope_theta": 5e6,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        },
+        {
+            "model_type": "qwen3_vl",
+            "depth": 3,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_heads": 3,
+            "patch_size": 16,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [0, 2],
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        {"model_type": "qwen3_vl", "tie_word_embeddings": False, "image_token_id": 381, "vision_start_token_id": 380},
+        pixels=(160, 128),
+        more=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
+    ),
     "mistral3-eyes": seeing(
         "Mistral3ForConditionalGeneration",
         "mistral",

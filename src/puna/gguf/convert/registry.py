@@ -56,6 +56,7 @@ FAMILIES: dict[str, str] = {
     "Qwen2_5_VLForConditionalGeneration": "qwen25vl:QWEN25VL",
     "Qwen2ForCausalLM": "qwen:QWEN2",
     "Qwen2MoeForCausalLM": "qwen:QWEN2MOE",
+    "Qwen3VLForConditionalGeneration": "qwen3vl:qwen3vl",
     "Qwen3ForCausalLM": "qwen:QWEN3",
     "Qwen3MoeForCausalLM": "qwen:QWEN3MOE",
     "Qwen3NextForCausalLM": "qwen3next:QWEN3NEXT",
