@@ -54,8 +54,9 @@ def convert(
             if value is not None:
                 writer.add(f"{family.architecture}.{key}", value)
         words.add_to(writer)
-        _write(writer, _Layout(family, fields, tensors, root, {"vocab": n_tokens}), quantisation, target, on_bytes)
+        # First what is small: if it cannot be, nothing large was written for nothing.
         sees = eyes is not None and _convert_eyes(family, stated, checkpoint, tensors, words, quantisation, eyes)
+        _write(writer, _Layout(family, fields, tensors, root, {"vocab": n_tokens}), quantisation, target, on_bytes)
     return Converted("Q8_0" if quantisation.is_fp8 else "", sees=sees)
 
 
