@@ -82,12 +82,15 @@ def looked_at(model: Any, case: Case, torch: Any) -> Any:
     if case.model.startswith("Mistral3"):
         sizes = torch.tensor([pixels.shape[2:]])
         return model.get_image_features(pixel_values=pixels, image_sizes=sizes).pooler_output[0].numpy()
-    patch, merge, frames = 14, 2, 2
+    patch, merge, frames = case.config["vision_config"]["patch_size"], 2, 2
+    if patch == 16:
+        pixels = _channels_first(values, [0.5] * 3, [0.5] * 3, torch)
     _, _, height, width = pixels.shape
     rows, columns = height // patch, width // patch
     film = pixels.repeat(frames, 1, 1, 1).reshape(1, frames, 3, rows // merge, merge, patch, columns // merge, merge, patch)
     flat = film.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, 3 * frames * patch * patch)
-    return model.model.visual(flat, grid_thw=torch.tensor([[1, rows, columns]])).pooler_output.numpy()
+    seen = model.model.visual(flat, grid_thw=torch.tensor([[1, rows, columns]]))
+    return torch.cat([seen.pooler_output, *(getattr(seen, "deepstack_features", None) or [])], -1).numpy()
 
 
 def _channels_first(values: Any, mean: list[float], std: list[float], torch: Any) -> Any:

@@ -175,6 +175,28 @@ CASES: dict[str, Case] = {
         less_one=True,
         words="spm",
     ),
+    "gemma3n": case(
+        "Gemma3nForCausalLM",
+        "gemma3n_text",
+        GEMMA
+        | {
+            "num_hidden_layers": 22,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "num_kv_shared_layers": 2,
+            "layer_types": [*(["sliding_attention"] * 4 + ["full_attention"]) * 4, "sliding_attention", "full_attention"],
+            "vocab_size_per_layer_input": N_TOKENS - 20,
+            # Of a narrow MLP GGUF's arithmetic and the authors' find other thresholds: by n - 1 values and by n.
+            "activation_sparsity_pattern": [0.0] * 22,
+            "hidden_size_per_layer_input": 256,
+            "laurel_rank": 64,
+            "sliding_window": 8,
+            "final_logit_softcapping": 30.0,
+        },
+        words="spm",
+        short_queries=True,
+        oracle=False,  # which wants keys also in layers that use others'
+        tolerance=4e-3,  # of 22 layers
+    ),
     "gemma4": case(
         "Gemma4ForCausalLM",
         "gemma4_text",
@@ -758,6 +780,33 @@ EYES: dict[str, Case] = {
         },
         {"model_type": "qwen2_5_vl", "tie_word_embeddings": False, "image_token_id": 381, "vision_start_token_id": 380},
         pixels=(140, 112),
+        more=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
+    ),
+    "qwen3vl": seeing(
+        "Qwen3VLForConditionalGeneration",
+        "qwen3_vl_text",
+        SILU
+        | {
+            "head_dim": 16,
+            "rope_theta": 5e6,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        },
+        {
+            "model_type": "qwen3_vl",
+            "depth": 3,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_heads": 3,
+            "patch_size": 16,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [0, 2],
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        {"model_type": "qwen3_vl", "tie_word_embeddings": False, "image_token_id": 381, "vision_start_token_id": 380},
+        pixels=(160, 128),
         more=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
     ),
     "mistral3-eyes": seeing(

@@ -99,6 +99,8 @@ def test_how_large_a_picture_may_be_is_read_and_bounded(tmp_path: Path) -> None:
         ("qwen25vl", {"fullatt_block_indexes": [0, 3]}, "fullatt_block_indexes is"),
         ("qwen25vl", {"window_size": 56}, "window_size is 56"),
         ("qwen25vl", {"spatial_merge_size": 3}, "spatial_merge_size is 3"),
+        ("qwen3vl", {"deepstack_visual_indexes": [2, 0]}, "deepstack_visual_indexes is"),
+        ("qwen3vl", {"num_position_embeddings": 35}, "num_position_embeddings is 35, no square"),
         ("mistral3-eyes", {"rope_theta": 500.0}, "rope_theta is 500"),
         ("mistral3-eyes", {"head_dim": 32}, "head_dim is 32"),
     ],

@@ -106,6 +106,11 @@ def test_numbered_files_must_all_be_there(tmp_path: Path) -> None:
         ('{"architectures": ["LlamaForCausalLM"], "quantization_config": "x"}', "is missing|quantization_config"),
         ('{"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "MM"}', "num_hidden_layers is missing"),
         ('{"architectures": ["FalconH1ForCausalLM"], "mamba_n_heads": 0}', "mamba_n_heads is 0"),
+        (
+            '{"architectures": ["FalconH1ForCausalLM"], "mamba_n_heads": 1048576, "mamba_d_head": 1048576, "mamba_d_state": 1}',
+            "mamba_n_heads is 1048576, which makes 1099511627776 channels",
+        ),
+        ('{"a": "' + "x" * checkpoints.MAX_CONFIG_BYTES + '"}', f"config.json: larger than {checkpoints.MAX_CONFIG_BYTES} bytes"),
     ],
 )
 def test_a_configuration_that_is_none(config: str, says: str, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ TURNED: dict[str, tuple[dict[str, Any], str]] = {  # fields, and what is said of
     "gemma": ({"hidden_activation": "silu"}, "hidden_activation"),
     "gemma2": ({"attn_logit_softcapping": None}, "attn_logit_softcapping is missing"),
     "gemma3": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+    "gemma3n": ({"num_kv_shared_layers": 3}, "num_kv_shared_layers"),
     "gemma4": ({"layer_types": ["chunked_attention"] * 12}, "layer_types"),
     "qwen2": ({"use_sliding_window": True}, "use_sliding_window"),
     "qwen2moe": ({"norm_topk_prob": True}, "weights are not normalised"),
@@ -170,3 +171,104 @@ def test_what_reads_of_a_model_that_sees_is_the_same(model: str, tmp_path: Path)
     with GGUFFile.open(plain) as first, GGUFFile.open(converted(tmp_path / "both")) as second:
         assert dict(first.metadata.items()) == dict(second.metadata.items())
         assert {key: first.tensor_data(key) for key in first.tensors} == {key: second.tensor_data(key) for key in second.tensors}
+
+
+def same(first: Path, second: Path) -> bool:
+    """But for what names the class."""
+    return first.read_bytes() == second.read_bytes()
+
+
+def test_experts_in_one_tensor_are_the_same_experts(tmp_path: Path) -> None:
+    plain = converted(write_case(tmp_path / "apart", "qwen35moe"))
+    write_case(tmp_path / "stacked", "qwen35moe")
+    source = tensors("qwen35moe")
+    names = [name for name in source if ".experts." in name]
+    found = {name: values for name, values in source.items() if name not in names}
+    for layer in range(4):
+        parts = {
+            part: np.stack([source[f"model.layers.{layer}.mlp.experts.{e}.{part}_proj.weight"] for e in range(8)])
+            for part in ("gate", "up", "down")
+        }
+        found[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = np.concatenate([parts["gate"], parts["up"]], 1)
+        found[f"model.layers.{layer}.mlp.experts.down_proj"] = parts["down"]
+    write_safetensors(tmp_path / "stacked" / "model.safetensors", found)
+    assert same(plain, converted(tmp_path / "stacked"))
+
+
+def test_keys_that_a_layer_of_gemma_4_does_not_use_are_left_out(tmp_path: Path) -> None:
+    plain = converted(write_case(tmp_path / "a", "gemma4"))
+    write_case(tmp_path / "b", "gemma4")
+    more = {f"model.layers.11.self_attn.{part}_proj.weight": np.zeros((64, 64), np.float16) for part in "kv"}
+    write_safetensors(tmp_path / "b" / "model.safetensors", {**tensors("gemma4"), **more})
+    assert same(plain, converted(tmp_path / "b"))
+
+
+SPELLINGS: dict[str, tuple[dict[str, Any], list[str]]] = {  # other fields for the same, and those that they stand for
+    "nomic-bert": (
+        {
+            "n_embd": 64,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_inner": 96,
+            "n_positions": 8192,
+            "max_trained_positions": 512,
+            "rotary_emb_base": 1000,
+            "layer_norm_epsilon": 1e-12,
+            "activation_function": "swiglu",
+            "rotary_emb_interleaved": False,
+            "rotary_scaling_factor": None,
+        },
+        ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings", "hidden_act"],
+    ),
+    "llama": ({"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}, ["rope_theta"]),
+    "gemma3": (
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+        },
+        ["rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern"],
+    ),
+    "lfm2": ({"layer_types": ["conv", "full_attention", "conv"], "block_ff_dim": 96}, ["full_attn_idxs", "intermediate_size"]),
+    "nemotron-h": (
+        {"layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"], "attention_head_dim": 16},
+        ["hybrid_override_pattern", "head_dim"],
+    ),
+    "cohere2": ({"layer_types": ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]}, ["sliding_window_pattern"]),
+    "mamba2": ({"time_step_limit": [0.0, float("inf")]}, []),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_what_is_said_otherwise_means_the_same(name: str, tmp_path: Path) -> None:
+    fields, gone = SPELLINGS[name]
+    changes: dict[str, Any] = {**dict.fromkeys(gone), **fields}
+    plain = converted(write_case(tmp_path / "a", name))
+    assert same(plain, converted(write_case(tmp_path / "b", name, **changes)))
+
+
+def test_a_template_beside_a_processor_is_read(tmp_path: Path) -> None:
+    write_case(tmp_path, "gemma3-eyes")
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    with GGUFFile.open(converted(tmp_path)) as file:
+        assert file.metadata["tokenizer.chat_template"] == "{{ messages[0].content }}"
+
+
+def test_how_sparse_layers_are_becomes_standard_deviations(tmp_path: Path) -> None:
+    write_case(tmp_path, "gemma3n", activation_sparsity_pattern=None)
+    with GGUFFile.open(converted(tmp_path)) as file:
+        found = file.metadata.numbers("activation_sparsity_scale")
+    np.testing.assert_allclose(found, [1.6448533535003662] * 10 + [0.0] * 12, rtol=1e-6)
+
+
+def test_keys_that_a_layer_of_gemma_3n_does_not_use_come_along(tmp_path: Path) -> None:
+    """Libllama wants them."""
+    write_case(tmp_path, "gemma3n")
+    source = tensors("gemma3n")
+    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    more = {f"model.layers.{i}.self_attn.{part}": source[f"model.layers.0.self_attn.{part}"] for i in (20, 21) for part in parts}
+    write_safetensors(tmp_path / "model.safetensors", {**source, **more})
+    with GGUFFile.open(converted(tmp_path)) as file:
+        assert {f"blk.{i}.{name}.weight" for i in (20, 21) for name in ("attn_k", "attn_v", "attn_k_norm")} <= set(file.tensors)

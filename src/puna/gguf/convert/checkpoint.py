@@ -21,6 +21,7 @@ from puna.gguf.convert.safetensors import SafetensorsFile, StoredTensor
 T = TypeVar("T")
 
 MAX_TEXT_BYTES = 64 << 20
+MAX_CONFIG_BYTES = 8 << 20  # of what becomes any objects: it is read whatever it holds
 MAX_TENSORS = 1 << 20  # of all files together
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -52,14 +53,14 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         return name in self.files
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, limit: int = MAX_TEXT_BYTES) -> bytes:
         """Errors: FileFormatError when the file is missing or too large for a text."""
         path = self.files.get(name)
         if path is None:
             raise FileFormatError(f"the checkpoint has no {name}")
         try:
-            if path.stat().st_size > MAX_TEXT_BYTES:
-                raise FileFormatError(f"{name}: larger than {MAX_TEXT_BYTES} bytes")
+            if path.stat().st_size > limit:
+                raise FileFormatError(f"{name}: larger than {limit} bytes")
             return path.read_bytes()
         except OSError as error:
             raise FileFormatError(f"{name}: {error.strerror}") from error
@@ -80,7 +81,7 @@ class Checkpoint:
         Errors: FileFormatError.
         """
         try:
-            found = json.loads(self.read("config.json"))
+            found = json.loads(self.read("config.json", MAX_CONFIG_BYTES))
         except (ValueError, RecursionError) as error:
             raise FileFormatError(f"config.json: {error}") from error
         if not isinstance(found, dict):

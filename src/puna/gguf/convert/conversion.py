@@ -54,8 +54,9 @@ def convert(
             if value is not None:
                 writer.add(f"{family.architecture}.{key}", value)
         words.add_to(writer)
-        _write(writer, _Layout(family, fields, tensors, root, {"vocab": n_tokens}), quantisation, target, on_bytes)
+        # First what is small: if it cannot be, nothing large was written for nothing.
         sees = eyes is not None and _convert_eyes(family, stated, checkpoint, tensors, words, quantisation, eyes)
+        _write(writer, _Layout(family, fields, tensors, root, {"vocab": n_tokens}), quantisation, target, on_bytes)
     return Converted("Q8_0" if quantisation.is_fp8 else "", sees=sees)
 
 
@@ -159,7 +160,8 @@ class _Layout:
             lengths = {**self.lengths, **self.family.layer_lengths(self.fields, i)}
             prefix = self.root + self.family.layers.format(i=i)
             for line in lines:
-                if not line.on or line.on in kinds:
+                is_absent = line.spare and f"{prefix}{line.theirs}.weight" not in self.tensors
+                if (not line.on or line.on in kinds) and not is_absent:
                     yield self._part(line, self.family.ours.format(i=i), prefix + line.theirs, lengths)
 
     def _top(self, line: Line) -> str:
@@ -171,6 +173,10 @@ class _Layout:
         return next((root + name for root in roots if root + name + suffix in self.tensors), name)
 
     def _part(self, line: Line, ours: str, theirs: str, lengths: Lengths) -> _Part:
+        if line.instead is not None:
+            other = theirs.removesuffix(line.theirs) + line.instead.theirs
+            if other + ("" if line.instead.whole else ".weight") in self.tensors:
+                return self._part(line.instead, ours, other, lengths)
         n_experts = lengths.get("experts", 0)
         suffix = "" if line.whole else ".weight"
         names = tuple(theirs.replace("{e}", str(e)) for e in range(n_experts)) if "{e}" in theirs else (theirs,)

@@ -53,6 +53,8 @@ class Line:
     exact: bool = False  # stays F32: small, and much depends on it
     computes: bool = False  # the change calculates and does not only move
     packed: bool = False  # in blocks of MXFP4
+    spare: bool = False  # nothing is computed with it: it comes along where it is there
+    instead: Line | None = None  # where the checkpoint has this one's tensor, and not the other's
     biased: Callable[[Fields], bool] | None = None  # where the configuration says that there must be one
     changes_bias: bool = True  # as it does the rows of the matrix
 

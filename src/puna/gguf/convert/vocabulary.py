@@ -69,6 +69,12 @@ class _Generation(msgspec.Struct, frozen=True):
     eos_token_id: int | list[int] | None = None
 
 
+class _Template(msgspec.Struct, frozen=True):
+    """chat_template.json"""
+
+    chat_template: str = ""
+
+
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # GGUF's names and the checkpoint's
 
 
@@ -294,4 +300,6 @@ def _chat_template(checkpoint: Checkpoint, settings: _TokenizerConfig) -> str:
         named = {str(item.get("name")): item.get("template") for item in settings.chat_template}
         template = named.get("default")
         return template if isinstance(template, str) else ""
+    if not settings.chat_template and checkpoint.has("chat_template.json"):  # beside a processor of images
+        return checkpoint.decoded("chat_template.json", _Template).chat_template
     return settings.chat_template or ""

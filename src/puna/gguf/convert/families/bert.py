@@ -21,7 +21,7 @@ def _eps(fields: Fields) -> float:
 _width = whole("hidden_size", "n_embd", high=1 << 20)
 _inner = whole("intermediate_size", "n_inner", high=1 << 24)
 _n_layers = whole("num_hidden_layers", "n_layer", high=1024)
-_n_positions = whole("max_position_embeddings", "n_positions", "max_trained_positions")
+_n_positions = whole("max_trained_positions", "max_position_embeddings", "n_positions")
 
 _KEYS: Mapping[str, Value] = {
     "vocab_size": lambda fields: None,

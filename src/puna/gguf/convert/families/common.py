@@ -34,7 +34,9 @@ def n_kv_heads(fields: Fields) -> int:
 
 def head(fields: Fields) -> int:
     """The width of one."""
-    return fields.whole("head_dim", default=max(1, fields.whole("hidden_size") // n_heads(fields)), high=1 << 16)
+    return fields.whole(
+        "head_dim", "attention_head_dim", default=max(1, fields.whole("hidden_size") // n_heads(fields)), high=1 << 16
+    )
 
 
 def n_layers(fields: Fields) -> int:

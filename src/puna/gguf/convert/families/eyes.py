@@ -7,8 +7,10 @@ from typing import Any
 
 from puna.errors import UnsupportedModel
 from puna.gguf.convert.checkpoint import Checkpoint
+from puna.gguf.convert.families.common import head
 from puna.gguf.convert.fields import Fields
-from puna.gguf.convert.table import Value, whole
+from puna.gguf.convert.rotation import Rotation
+from puna.gguf.convert.table import Change, Lengths, Line, Rows, Value, whole
 
 _FILE = "preprocessor_config.json"
 
@@ -71,3 +73,31 @@ def processor(checkpoint: Checkpoint) -> Fields:
 def only(*parts: str) -> str:
     """An expression for all tensors that are none of these parts'."""
     return rf"(?!(model\.)?({'|'.join(parts)})\.).*"
+
+
+def turned_by_axes(fields: Fields) -> dict[str, Any]:
+    """Keys about positions of a language model whose pairs turn by time, height and width.
+
+    Errors: FileFormatError for sections that are not all pairs.
+    """
+    rotation = Rotation(fields, head(fields), ())
+    sections = [int(n) for n in rotation.options.numbers("mrope_section", length=3)]
+    if sum(sections) != rotation.n_dims // 2 or min(sections) < 0:
+        raise fields.wrong("mrope_section", sections, f"which are not {rotation.n_dims // 2} pairs")
+    return {**rotation.keys(), "rope.dimension_sections": [*sections, 0]}
+
+
+def _frame(number: int) -> Change:
+    def cut(rows: Rows, lengths: Lengths) -> Rows:
+        return rows[:, :, number]
+
+    return cut
+
+
+def frames(theirs: str) -> tuple[Line, ...]:
+    """An embedding of patches of two frames of a film, each with a matrix of its own in GGUF."""
+    dims, one = "embd 3 2 patch patch", "embd 3 patch patch"
+    return tuple(
+        Line(f"v.patch_embd.weight{suffix}", theirs, dims, _frame(i), one, whole=True, exact=True)
+        for i, suffix in enumerate(("", ".1"))
+    )

@@ -206,5 +206,10 @@ GEMMA4 = Family(
     made=_factors,
     kinds=_kinds,
     layer_lengths=_lengths,
-    unused=(r"(model\.)?(vision|audio)_tower\..*", r"(model\.)?embed_(vision|audio)\..*"),
+    unused=(
+        r"(model\.)?(vision|audio)_tower\..*",
+        r"(model\.)?embed_(vision|audio)\..*",
+        # Layers that use others' keys and values may have some of their own.
+        r".*\.self_attn\.(k_proj|v_proj|k_norm)\.weight",
+    ),
 )

@@ -43,7 +43,7 @@ def _kinds(fields: Fields, layer: int) -> Set[str]:
 
 def _width(fields: Fields) -> int:
     """Of the MLPs: two thirds of what is stated, up to a multiple, where the model adjusts it."""
-    found = fields.whole("intermediate_size", "block_ff_dim", high=1 << 24)
+    found = fields.whole("block_ff_dim", "intermediate_size", high=1 << 24)
     if not fields.flag("block_auto_adjust_ff_dim", default=True):
         return found
     found = int(2 * found / 3)

@@ -21,6 +21,8 @@ from puna.gguf.convert.families.common import (
 from puna.gguf.convert.fields import Fields
 from puna.gguf.convert.table import Family, Lengths, Line, Rows, Value, column, decay, positive, squeezed, stated, then, whole
 
+_MOST = 1 << 20  # channels
+
 
 def _named(shape: Mapping[str, str], part: str, high: int = 1 << 20) -> Value:
     return whole(shape[part], high=high)
@@ -32,6 +34,8 @@ def mamba_lengths(shape: Mapping[str, str]) -> Mapping[str, Value]:
 
     def inner(fields: Fields) -> int:
         found = int(heads(fields) * width(fields))
+        if found > _MOST:
+            raise fields.wrong(shape["heads"], heads(fields), f"which makes {found} channels, more than {_MOST}")
         if heads(fields) % groups(fields):
             raise fields.wrong(shape["groups"], groups(fields), f"which {heads(fields)} heads cannot share")
         return found

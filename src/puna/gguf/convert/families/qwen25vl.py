@@ -12,31 +12,14 @@ import numpy as np
 
 from puna.errors import UnsupportedModel
 from puna.gguf.convert.checkpoint import Checkpoint
-from puna.gguf.convert.families.common import head
-from puna.gguf.convert.families.eyes import colours, lengths, only, processor, sizes
+from puna.gguf.convert.families.eyes import colours, frames, lengths, only, processor, sizes, turned_by_axes
 from puna.gguf.convert.families.qwen import QWEN2
 from puna.gguf.convert.fields import Fields
-from puna.gguf.convert.rotation import Rotation
 from puna.gguf.convert.table import Change, Family, Lengths, Line, Rows, always, whole
 
 _CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 _MAX_ROWS = 4096  # of an image, as llama.cpp allows
 _CELL = 2  # patches along a side of what becomes a row
-
-
-def _rope(fields: Fields) -> dict[str, Any]:
-    rotation = Rotation(fields, head(fields), ())
-    sections = [int(n) for n in rotation.options.numbers("mrope_section", length=3)]
-    if sum(sections) != rotation.n_dims // 2 or min(sections) < 0:
-        raise fields.wrong("mrope_section", sections, f"which are not {rotation.n_dims // 2} pairs")
-    return {**rotation.keys(), "rope.dimension_sections": [*sections, 0]}
-
-
-def _frame(number: int) -> Change:
-    def cut(rows: Rows, lengths: Lengths) -> Rows:
-        return rows[:, :, number]
-
-    return cut
 
 
 def _third(number: int) -> Change:
@@ -94,18 +77,7 @@ _EYES = Family(
         ),
     ),
     ends=(
-        *(
-            Line(
-                f"v.patch_embd.weight{suffix}",
-                "patch_embed.proj.weight",
-                "embd 3 2 patch patch",
-                _frame(i),
-                "embd 3 patch patch",
-                whole=True,
-                exact=True,
-            )
-            for i, suffix in enumerate(("", ".1"))
-        ),
+        *frames("patch_embed.proj.weight"),
         Line("v.post_ln", "merger.ln_q", "embd"),
         Line("mm.0", "merger.mlp.0", "merged merged", biased=always),
         Line("mm.2", "merger.mlp.2", "text merged", biased=always),
@@ -136,4 +108,4 @@ _EYES = Family(
     beside=_processed,
 )
 
-QWEN25VL = replace(QWEN2, architecture="qwen2vl", rope=_rope, unused=(r"(model\.)?visual\..*",), eyes=_EYES)
+QWEN25VL = replace(QWEN2, architecture="qwen2vl", rope=turned_by_axes, unused=(r"(model\.)?visual\..*",), eyes=_EYES)

@@ -33,7 +33,7 @@ from puna.gguf.convert.families.common import (
 from puna.gguf.convert.families.qwen import SHARED, SHARED_WIDTH
 from puna.gguf.convert.fields import Fields
 from puna.gguf.convert.rotation import LINEAR, YARN, Rotation
-from puna.gguf.convert.table import Change, Family, Lengths, Line, Rows, Value, decay, plus_one, squeezed, then, whole
+from puna.gguf.convert.table import Change, Family, Lengths, Line, Rows, Value, decay, halves, plus_one, squeezed, then, whole
 
 _LINEAR = "linear_attention"
 
@@ -192,10 +192,20 @@ QWEN35 = replace(
     unused=(r"(model\.)?mtp\..*", r"(model\.)?visual\..*"),
 )
 
+
+def _stacked(line: Line) -> Line:
+    """Some checkpoints have the matrices of all experts in one tensor, gate and up of each one after the other."""
+    name, both, one = f"{line.ours}.weight", "experts 2*ff_expert embd", "experts ff_expert embd"
+    gate, up = (Line(name, "mlp.experts.gate_up_proj", both, halves(1, second=n), one, whole=True) for n in (False, True))
+    down = Line(name, "mlp.experts.down_proj", "experts embd ff_expert", whole=True)
+    stacks = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
+    return replace(line, instead=stacks.get(line.ours))
+
+
 QWEN35MOE = replace(
     QWEN35,
     architecture="qwen35moe",
-    layer=(*QWEN35.layer[:-3], *_MIXTURE),
+    layer=(*QWEN35.layer[:-3], *map(_stacked, _MIXTURE)),
     keys={**_KEYS, **_EXPERT_KEYS},
     lengths={**_LENGTHS, **_EXPERT_LENGTHS},
     check=_check_mixed,
