@@ -88,7 +88,7 @@ class Partial:
                 return part.begin + part.n_done
         return self.n_bytes
 
-    def write(self, part: Part, data: bytes) -> None:
+    def write(self, part: Part, data: bytes | memoryview) -> None:
         """Add to what is there of a part."""
         left, at = memoryview(data), part.begin + part.n_done
         with storing(self._blobs.folder, max(self.n_bytes - self.n_done, 1)), self._open() as descriptor:
@@ -97,10 +97,10 @@ class Partial:
                 left, at = left[n_written:], at + n_written
         part.n_done += len(data)
 
-    def read(self, at: int, n_bytes: int) -> bytes:
-        """Of what is there, at most so many bytes."""
+    def read_into(self, block: memoryview, at: int) -> int:
+        """Fill a block with what is there; returns how many bytes that is."""
         with storing(self._blobs.folder), self._open() as descriptor:
-            return os.pread(descriptor, n_bytes, at)
+            return os.preadv(descriptor, [block], at)
 
     def note(self) -> None:
         """Have the parts' files say what is there now, after it has reached the disk."""

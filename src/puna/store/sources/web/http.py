@@ -27,13 +27,17 @@ CONNECT_S = 30.0
 SILENCE_S = 30.0  # without a byte, whichever side should send
 MAX_REDIRECTS = 10
 READ_BYTES = 256 << 10
+BLOCK_BYTES = 512 << 10  # of a large body
 MAX_HEADER_CHARS = 16 << 10
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 PASSING = frozenset((408, 425, 429, 500, 502, 503, 504))
 _SHOWN_CHARS = 300
 _IN_URLS = "%!#$&'()*+,/:;=?@[]~-._"  # what stays as it is
 
+_HEAD_END = b"\r\n\r\n"
+
 Content = bytes | Iterator[bytes]
+Buffer = bytes | memoryview
 
 
 class Passing(Exception):
@@ -69,6 +73,18 @@ class Answer:
         """The body. Errors: Passing when it breaks off."""
         with _passing(self.url):
             yield from self._response.iter_stream()
+
+    def blocks(self) -> Iterator[Buffer]:
+        """The body; each block is good until the next one is asked for. Errors: Passing when it breaks off."""
+        length = self.headers.get("content-length", "")
+        stream = self._response.extensions.get("network_stream")
+        is_plain = length.isascii() and length.isdigit() and "transfer-encoding" not in self.headers
+        taken = stream.take_over() if is_plain and isinstance(stream, _Wide) else None
+        if taken is None:
+            yield from self.chunks()
+            return
+        with _passing(self.url):
+            yield from _received(*taken, int(length))
 
     def read(self, max_bytes: int) -> bytes:
         """The whole body.
@@ -126,7 +142,7 @@ class Http:
         self._reach = Reach(host)
         self._n_connections = n_connections
         self._lock = threading.Lock()
-        self._pools: dict[str, httpcore.ConnectionPool] = {}
+        self._pools: dict[tuple[str, str], httpcore.ConnectionPool] = {}
         self._tls: ssl.SSLContext | None = None
 
     def __enter__(self) -> Http:
@@ -169,12 +185,13 @@ class Http:
         if proxy:
             self._reach.check_literal(host)
         with self._lock:
-            if proxy not in self._pools:
-                self._pools[proxy] = self._new_pool(proxy)
-            return self._pools[proxy]
+            key = scheme, proxy
+            if key not in self._pools:
+                self._pools[key] = self._new_pool(proxy, is_protected=scheme == "https" or proxy.startswith("https:"))
+            return self._pools[key]
 
-    def _new_pool(self, proxy: str) -> httpcore.ConnectionPool:
-        if self._tls is None:
+    def _new_pool(self, proxy: str, *, is_protected: bool) -> httpcore.ConnectionPool:
+        if self._tls is None and is_protected:  # reading the certificates takes a while
             import httpx  # for the certificates it would trust, and the variables that name others
 
             self._tls = httpx.create_ssl_context()
@@ -215,15 +232,54 @@ class _Near(httpcore.NetworkBackend):
 
 
 class _Wide(httpcore.NetworkStream):
-    """Reads more at once than it is asked to: a tenth of a pull's work is in how often it reads."""
+    """Reads more at once than it is asked to, and tells where the head of an answer ends.
+
+    A large body need not go through the parser of HTTP, which copies it twice: it can be taken from the socket itself.
+    """
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
+        self._begin()
+
+    def _begin(self) -> None:
+        """What is read next is the head of an answer."""
+        self._is_head = True
+        self._end = b""  # of the head so far
+        self._rest = b""  # read, but not asked for yet
+        self._is_body_whole = False  # nobody has read any of it
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max(max_bytes, READ_BYTES), timeout)
+        if self._rest:
+            data, self._rest = self._rest, b""
+        else:
+            data = self._stream.read(max(max_bytes, READ_BYTES), timeout)
+        if not self._is_head:
+            self._is_body_whole = False
+            return data
+        seen = self._end + data
+        at = seen.find(_HEAD_END)
+        if at < 0:
+            self._end = seen[-len(_HEAD_END) + 1 :]
+            return data
+        self._is_head, self._is_body_whole = False, True
+        n_head = at + len(_HEAD_END) - len(self._end)
+        self._rest = data[n_head:]
+        return data[:n_head]
+
+    def take_over(self) -> tuple[bytes, socket.socket] | None:
+        """What has come of the body, and the socket with the rest of it; None when the parser has seen some, or must see it.
+
+        The parser is not told, so that the connection ends with this answer.
+        """
+        protected = self._stream.get_extra_info("ssl_object")
+        found = protected if protected is not None else self._stream.get_extra_info("socket")
+        if not self._is_body_whole or not isinstance(found, socket.socket):  # TLS within TLS has no socket of its own
+            return None
+        rest, self._rest, self._is_body_whole = self._rest, b"", False
+        return rest, found
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._begin()
         self._stream.write(buffer, timeout)
 
     def close(self) -> None:
@@ -238,13 +294,28 @@ class _Wide(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
+def _received(rest: bytes, source: socket.socket, n_bytes: int) -> Iterator[Buffer]:
+    """A body of so many bytes, of which *rest* has come."""
+    n_left = n_bytes - len(rest[:n_bytes])
+    if rest:
+        yield rest[:n_bytes]
+    source.settimeout(SILENCE_S)
+    block = memoryview(bytearray(BLOCK_BYTES))
+    while n_left:
+        n = source.recv_into(block[: min(n_left, BLOCK_BYTES)])
+        if not n:
+            raise httpcore.RemoteProtocolError(f"{n_left} of {n_bytes} bytes did not come")
+        n_left -= n
+        yield block[:n]
+
+
 @contextmanager
 def _passing(url: str) -> Iterator[None]:
     try:
         yield
     except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.ProxyError) as error:
         raise Unreachable(f"{_host(url)} cannot be reached: {error}") from error
-    except httpcore.TimeoutException as error:
+    except (httpcore.TimeoutException, TimeoutError) as error:
         raise Passing(f"{_host(url)} said nothing for {SILENCE_S:.0f} s") from error
     except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as error:
         raise Passing(f"the connection to {_host(url)} broke: {error}") from error
