@@ -206,7 +206,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     assert engine.load(LoadRequest(options=options)).success
     wait_until(lambda: engine.health().status == "ready")
     assert engine.loop.model.eyes is not None, engine.loop.model.blindness
-    yield Seeing(engine, judge, is_mllama)
+    yield Seeing(engine, judge, "mllama" in str(request.param))
     engine.close()
     judge.close()
 
