@@ -254,6 +254,44 @@ def test_the_processes_that_read_images_end_with_the_runner(seeing: Seeing) -> N
     assert seeing.said("hello", [CAT])
 
 
+def test_several_answers_to_one_prompt_with_an_image(seeing: Seeing) -> None:
+    before = seeing.counted("images_encoded_total")
+    image = encoded("PNG", noise(SIDE, SIDE, 31))
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text_of(image)}"}}
+    body = {"model": "eyes", "n": 3, "max_tokens": 5, "temperature": 0, "messages": [{"role": "user", "content": [part]}]}
+    reply = seeing.client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    assert len({choice["message"]["content"] for choice in reply.json()["choices"]}) == 1
+    assert seeing.counted("images_encoded_total") == before + 1
+
+
+def test_a_client_that_leaves_takes_its_image_with_it(seeing: Seeing) -> None:
+    image = encoded("PNG", noise(SIDE, SIDE, 32))
+    message = {"role": "user", "content": "tell", "images": [text_of(image)]}
+    options = {**GREEDY, "num_predict": 2000}
+    with seeing.client.stream("POST", "/api/chat", json={"model": "eyes", "messages": [message], "options": options}) as reply:
+        next(reply.iter_lines())
+    wait_until(lambda: seeing.counted("runner_requests_active") == 0)
+    assert seeing.said("hello", [CAT])
+
+
+def test_a_conversation_that_is_too_long_leaves_with_its_images(seeing: Seeing) -> None:
+    """Each takes some tokens; the context has room for a few of two hundred."""
+    image = text_of(encoded("PNG", noise(SIDE, SIDE, 33)))
+    turns: list[dict[str, Any]] = []
+    for number in range(120):
+        turns += [
+            {"role": "user", "content": f"see {number} {'x ' * 10}", "images": [image]},
+            {"role": "assistant", "content": "."},
+        ]
+    body = {"model": "eyes", "messages": [*turns, {"role": "user", "content": "now"}], "stream": False, "options": GREEDY}
+    shown = seeing.client.post("/api/chat", json={**body, "_debug_render_only": True}).json()["_debug_info"]
+    assert 0 < shown["image_count"] < 120
+    assert shown["rendered_template"].count("[img-") == shown["image_count"]
+    reply = seeing.client.post("/api/chat", json=body).json()
+    assert shown["image_count"] * 9 < reply["prompt_eval_count"] <= 2048
+
+
 def test_a_model_that_reads_refuses(seeing: Seeing) -> None:
     reply = seeing.ask("hello", [CAT], model="blind")
     assert (reply["status"], reply["error"]) == (400, '"blind" does not support images')
