@@ -17,6 +17,7 @@ from puna.vision.model import VisionModel
 PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "idefics3": "puna.vision.arch.idefics3:Idefics3Vision",
+    "internvl": "puna.vision.arch.internvl:InternVLVision",
     "lfm2": "puna.vision.arch.lfm2:LFM2Vision",
     "mlp": "puna.vision.arch.llava:LlavaVision",
     "mlp_norm": "puna.vision.arch.llava:LlavaVision",

@@ -32,7 +32,7 @@ def test_the_other_half_of_a_file_that_holds_both_is_run_here() -> None:
     assert set(ARCHITECTURES) <= set(TEXT)
 
 
-@pytest.mark.parametrize("name", ["v.blk.0.ls1.weight", "v.blk.2.attn_q_norm.weight", "v.pre_ln.bias", "mm.model.fc.weight"])
+@pytest.mark.parametrize("name", ["v.blk.0.ls_out.weight", "v.blk.2.attn_q_norm.weight", "v.pre_ln.bias", "mm.model.fc.weight"])
 def test_what_a_projectors_file_holds_is_computed_or_refused(name: str, tmp_path: Path) -> None:
     text, encoder = gemma3.write_text(tmp_path / "text.gguf"), gemma3.encoder()
     encoder.values(name, (72,))
