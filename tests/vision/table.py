@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from puna.vision.model import Pixels
-from tests.vision import gemma3, idefics3, lfm2, llava, pixtral
+from tests.vision import gemma3, idefics3, internvl, lfm2, llava, pixtral
 from tests.vision.files import Encoder, Floats
 
 
@@ -134,7 +134,16 @@ IDEFICS3 = Family(
     sizes=((336, 336), (500, 300), (20, 90), (640, 100), (10, 300)),
 )
 
-FAMILIES = {"gemma3": GEMMA3, "idefics3": IDEFICS3, "lfm2": LFM2, "llava": LLAVA, "pixtral": PIXTRAL}
+INTERNVL = Family(
+    write_text=internvl.write_text,
+    encoder=internvl.encoder,
+    variants={"f32": {}, "f16": {"dtype": "f16", "cell": 3}},
+    # One tile, and grids that the image fills as it is.
+    sizes=((84, 84), (60, 60), (168, 84), (252, 84), (168, 168)),
+    file=internvl.for_libmtmd,
+)
+
+FAMILIES = {"gemma3": GEMMA3, "idefics3": IDEFICS3, "internvl": INTERNVL, "lfm2": LFM2, "llava": LLAVA, "pixtral": PIXTRAL}
 
 CASES = [(name, variant) for name, family in FAMILIES.items() for variant in family.variants]
 CASES_IN_ONE = [(name, variant) for name, variant in CASES if FAMILIES[name].save_as_one and variant not in FAMILIES[name].alone]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Set
 from importlib import import_module
 
 from puna.errors import UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Backend
 from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.metadata import PROJECTOR
 from puna.vision.model import VisionModel
 
 # By what a separate projector file states in clip.projector_type or clip.vision.projector_type.
 PROJECTORS: dict[str, str] = {
     "gemma3": "puna.vision.arch.gemma3:Gemma3Vision",
     "idefics3": "puna.vision.arch.idefics3:Idefics3Vision",
+    "internvl": "puna.vision.arch.internvl:InternVLVision",
     "lfm2": "puna.vision.arch.lfm2:LFM2Vision",
     "mlp": "puna.vision.arch.llava:LlavaVision",
     "mlp_norm": "puna.vision.arch.llava:LlavaVision",
@@ -41,13 +45,18 @@ ARCHITECTURES: dict[str, str] = {
     "mllama": "puna.vision.arch.mllama:MLlamaVision",
 }
 
+# What an encoder of images need not ask for: what hears, a token's row that the text model has, factors for other devices, and
+# bounds of values, which are read from the file.
+HARMLESS = re.compile(r"mm\.a\..+|v\.token_embd\.img_break|.+\.input_scale|.+\.(in|out)put_(min|max)")
+_LAYER = re.compile(r"v\.blk\.(\d{1,4})\.")
+
 
 def kind_of(file: GGUFFile) -> str | None:
     """Which class encodes the images of this file, as "module:class"; None where it holds no encoder of images.
 
     Errors: UnsupportedModel naming a projector that there is no class for, and those there are.
     """
-    if file.architecture == "clip":
+    if file.architecture == PROJECTOR:
         keys = ("clip.vision.projector_type", "clip.projector_type")
         name = next((file.metadata.string(key) for key in keys if key in file.metadata), "mlp")
         if name not in PROJECTORS:
@@ -72,4 +81,18 @@ def open_vision(file: GGUFFile, backend: Backend, text: GGUFFile, tokenizer: Tok
         raise UnsupportedModel(f"{file.path} holds no encoder of images")
     module, _, cls = kind.partition(":")
     opened: VisionModel = getattr(import_module(module), cls)(file, backend, text, tokenizer)
+    if file.architecture == PROJECTOR and (left := _passed_over(file, backend.taken, opened.n_layers)):
+        raise UnsupportedModel(f"{file.path}: {cls} does not compute with {', '.join(left[:5])}")
     return opened
+
+
+def _passed_over(file: GGUFFile, taken: Set[str], n_layers: int) -> list[str]:
+    """Tensors of a projector's own file that nobody asked for, though they would change what is encoded; another library may know
+    them. Layers behind the last that is wanted are no such.
+    """
+    names = (name for name in file.tensors if name.startswith(("v.", "mm.")) and name not in taken)
+    return [
+        name
+        for name in names
+        if not HARMLESS.fullmatch(name) and not ((layer := _LAYER.match(name)) and int(layer.group(1)) >= n_layers)
+    ]

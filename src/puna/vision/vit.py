@@ -96,17 +96,21 @@ def is_swapped(file: GGUFFile, o: VisionOptions) -> bool:
 
 @dataclass
 class Layer:
-    """Norms stand before what they norm."""
+    """Norms stand before what they norm; learned scales, where there are any, before what is added."""
 
     attention: Attention
     mlp: FeedForward
     norm1: LayerNorm = gguf("ln1", alt="layer_norm1", dims="embd")
     norm2: LayerNorm = gguf("ln2", alt="layer_norm2", dims="embd")
+    scale1: Tensor | None = gguf("ls1.weight", dims="embd", use=Use.VECTOR, optional=True)
+    scale2: Tensor | None = gguf("ls2.weight", dims="embd", use=Use.VECTOR, optional=True)
 
     def __call__(self, ctx: Context, x: Tensor, o: VisionOptions, activation: Activation) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
-        x = x + self.attention(ctx, self.norm1(x, o.eps), o)
-        return x + self.mlp(self.norm2(x, o.eps), activation)
+        mixed = self.attention(ctx, self.norm1(x, o.eps), o)
+        x = x + (mixed if self.scale1 is None else mixed * self.scale1)
+        bent = self.mlp(self.norm2(x, o.eps), activation)
+        return x + (bent if self.scale2 is None else bent * self.scale2)
 
 
 @dataclass

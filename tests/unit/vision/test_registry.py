@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from puna.engines import ARCHITECTURES as TEXT
+from puna.errors import UnsupportedModel
 from puna.vision.registry import ARCHITECTURES, PROJECTORS
+from tests.vision import gemma3
+from tests.vision.encoding import opened_eyes, picture
 
 MODELS = (Path(__file__).resolve().parents[3] / "docs" / "models.md").read_text()
 SECTION = MODELS.partition("## Models that see")[2].partition("\n## ")[0]
@@ -27,3 +30,19 @@ def test_classes_are_there(kind: str) -> None:
 
 def test_the_other_half_of_a_file_that_holds_both_is_run_here() -> None:
     assert set(ARCHITECTURES) <= set(TEXT)
+
+
+@pytest.mark.parametrize("name", ["v.blk.0.ls_out.weight", "v.blk.2.attn_q_norm.weight", "v.pre_ln.bias", "mm.model.fc.weight"])
+def test_what_a_projectors_file_holds_is_computed_or_refused(name: str, tmp_path: Path) -> None:
+    text, encoder = gemma3.write_text(tmp_path / "text.gguf"), gemma3.encoder()
+    encoder.values(name, (72,))
+    with pytest.raises(UnsupportedModel, match=name), opened_eyes(encoder.save(tmp_path / "p.gguf"), text):
+        pass
+
+
+def test_what_hears_and_layers_that_nobody_wants_may_be_there(tmp_path: Path) -> None:
+    text, encoder = gemma3.write_text(tmp_path / "text.gguf"), gemma3.encoder()
+    for name in ("mm.a.fc.weight", "a.blk.0.ln1.weight", "v.blk.3.ln1.weight", "v.blk.0.ffn_up.input_scale"):
+        encoder.values(name, (72,))
+    with opened_eyes(encoder.save(tmp_path / "p.gguf"), text) as eyes:
+        assert eyes.rows(picture(20, 20)).shape == (9, gemma3.N_EMBD_TEXT)

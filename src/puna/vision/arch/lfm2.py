@@ -19,6 +19,7 @@ from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.budget import Budget
+from puna.vision.grid import nearest_grid
 from puna.vision.metadata import HALF, MAX_IMAGE_SIZE, Activation, VisionMetadata, VisionOptions
 from puna.vision.model import Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, Size, normalised, patches, resized, size_of
@@ -86,19 +87,7 @@ class Cutting:
         area = max(self.patch, self._rounded(width)) * max(self.patch, self._rounded(height))
         if area <= self.whole.high * self.tolerance or self.max_tiles == 1:
             return None
-        best, nearest = (1, 1), math.inf
-        for columns, rows in self._grids():
-            distance = abs(width / height - columns / rows)
-            is_as_near = distance == nearest and width * height > 0.5 * self.tile**2 * columns * rows
-            if distance < nearest or is_as_near:
-                best, nearest = (columns, rows), distance
-        return best
-
-    def _grids(self) -> Sequence[Size]:
-        """The smaller first."""
-        sides = range(1, self.max_tiles + 1)
-        found = [(columns, rows) for columns in sides for rows in sides if self.min_tiles <= columns * rows <= self.max_tiles]
-        return sorted(found, key=lambda grid: grid[0] * grid[1])
+        return nearest_grid(width, height, self.tile, self.min_tiles, self.max_tiles)
 
     def _rounded(self, side: int) -> int:
         """Halves to even numbers of cells."""
