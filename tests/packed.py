@@ -18,7 +18,7 @@ Bytes = NDArray[np.uint8]
 
 TYPES = {name: products.weight_types()[name] for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4")}
 TYPES_OF_256 = {name: products.weight_types()[name] for name in ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs")}
-FLOATS = {name: products.weight_types()[name] for name in ("f16", "bf16")}
+FLOATS = {name: products.weight_types()[name] for name in ("f32", "f16", "bf16")}
 QUANTISED = TYPES | TYPES_OF_256
 ALL_TYPES = QUANTISED | FLOATS
 

@@ -48,7 +48,6 @@ struct Merge {
   float* to;
 };
 
-constexpr int type_f32 = 0;  // ggml's number
 constexpr int cells_at_once = 64, most_rows = 64;  // of a key head, in one piece
 constexpr int cells_of_part = 256;                 // what they find is put together in their order: the same for any threads
 

@@ -14,6 +14,7 @@ constexpr int line = 64;
 
 // ggml's numbers.
 enum Type : int {
+  type_f32 = 0,
   type_f16 = 1,
   type_q4_0 = 2,
   type_q4_1 = 3,
@@ -49,6 +50,7 @@ struct FileQ6_K { uint8_t q[128], h[64]; int8_t s[16]; half d; };             //
 struct FileIQ4_XS { half d; uint16_t h; uint8_t s[4]; uint8_t q[128]; };      // d (s - 32) table[q], 8 x 32
 struct FileMXFP4 { uint8_t e; uint8_t q[16]; };                               // 2^(e - 128) fourbits[q]
 struct FileHalves { uint16_t q[32]; };                                        // F16 and BF16, of which 32 are taken as a block
+struct FileFloats { float q[32]; };                                           // F32, in the same way
 static_assert(sizeof(FileMXFP4) == 17, "");
 static_assert(sizeof(FileQ4_0) == 18 && sizeof(FileQ4_1) == 20 && sizeof(FileQ5_0) == 22 && sizeof(FileQ5_1) == 24, "");
 static_assert(sizeof(FileQ8_0) == 34 && sizeof(FileQ4_K) == 144 && sizeof(FileQ5_K) == 176 && sizeof(FileQ6_K) == 210, "");
@@ -68,7 +70,8 @@ struct alignas(64) PackedQ5_0 { uint8_t q[2][4][line], h[2][line]; half d[2][16]
 struct alignas(64) PackedQ5_1 { uint8_t q[4][line], h[line]; half d[16], m[16]; };               // 6
 struct alignas(64) PackedQ8_0 { uint8_t q[2][8][line]; half d[2][16]; };                         // 8.5
 struct alignas(64) PackedMXFP4 { uint8_t q[4][4][line]; uint8_t e[4][16]; };                     // 4.25
-struct alignas(64) PackedF16 { half q[32][16]; };                                                // row r's weight k: [k][r]
+struct alignas(64) PackedF32 { float q[32][16]; };                                               // row r's weight k: [k][r]
+struct alignas(64) PackedF16 { half q[32][16]; };                                                // the same
 struct alignas(64) PackedBF16 { bfloat q[16][16][2]; };                                          // [k / 2][r][k % 2]
 // Blocks of 256 weights.
 struct alignas(64) PackedQ2_K { uint8_t q[8][2][line]; uint8_t s[16][16]; half d[16], m[16]; };                          // 2.625; groups in q as in Q6_K's h
@@ -83,7 +86,7 @@ static_assert(sizeof(PackedMXFP4) == 1088 && sizeof(PackedF16) == 1024 && sizeof
 static_assert(sizeof(PackedQ2_K) == 1344 && sizeof(PackedQ3_K) == 1856, "");
 static_assert(sizeof(PackedQ5_K) == 2880 && sizeof(PackedQ6_K) == 3392 && sizeof(PackedIQ4_XS) == 2240, "");
 
-// What activations are rounded to: as ggml rounds them for the same weights, but for F16, where they stay as they are.
+// What activations are rounded to: as ggml rounds them for the same weights, but for F16 and F32, where they stay as they are.
 enum Rounding : int {
   blocks_of_32 = 0,          // 8 bits, a scale in half precision per 32 (ggml's Q8_0)
   blocks_of_32_summed = 1,   // the same, and their sums times the scale in half precision (Q8_1)
@@ -115,6 +118,7 @@ constexpr Format formats[] = {
     {type_iq4_nl, 32, sizeof(FileQ4_0), 64, sizeof(PackedQ4_0), blocks_of_32},
     {type_iq4_xs, 256, sizeof(FileIQ4_XS), 256, sizeof(PackedIQ4_XS), blocks_of_256},
     {type_mxfp4, 32, sizeof(FileMXFP4), 128, sizeof(PackedMXFP4), blocks_of_32},
+    {type_f32, 32, sizeof(FileFloats), 32, sizeof(PackedF32), no_rounding},
     {type_f16, 32, sizeof(FileHalves), 32, sizeof(PackedF16), no_rounding},
     {type_bf16, 32, sizeof(FileHalves), 32, sizeof(PackedBF16), to_bfloats},
 };

@@ -155,6 +155,10 @@ void put_block(const FileMXFP4& from, PackedMXFP4& to, int part, int r) {
   to.e[part][r] = from.e;
 }
 
+void put_block(const FileFloats& from, PackedF32& to, int, int r) {
+  for (int k = 0; k < 32; k++) to.q[k][r] = from.q[k];
+}
+
 void put_block(const FileHalves& from, PackedF16& to, int, int r) {
   for (int k = 0; k < 32; k++) to.q[k][r] = from.q[k];
 }
@@ -267,6 +271,10 @@ void get_32(const PackedMXFP4& p, int part, int r, float* y) {
   for (int k = 0; k < 32; k++) y[k] = d * static_cast<float>(fourbits[nibble(p.q[part], r, k)]);
 }
 
+void get_32(const PackedF32& p, int, int r, float* y) {
+  for (int k = 0; k < 32; k++) y[k] = p.q[k][r];
+}
+
 void get_32(const PackedF16& p, int, int r, float* y) {
   for (int k = 0; k < 32; k++) y[k] = from_half(p.q[k][r]);
 }
@@ -302,6 +310,7 @@ void pack(const Format& format, const uint8_t* rows, int64_t n_in, int64_t first
     case type_q6_k: return pack_as<FileQ6_K, PackedQ6_K, 256, 1>(rows, n_in, first, n, packed);
     case type_iq4_xs: return pack_as<FileIQ4_XS, PackedIQ4_XS, 256, 1>(rows, n_in, first, n, packed);
     case type_mxfp4: return pack_as<FileMXFP4, PackedMXFP4, 32, 4>(rows, n_in, first, n, packed);
+    case type_f32: return pack_as<FileFloats, PackedF32, 32, 1>(rows, n_in, first, n, packed);
     case type_f16: return pack_as<FileHalves, PackedF16, 32, 1>(rows, n_in, first, n, packed);
     case type_bf16: return pack_as<FileHalves, PackedBF16, 32, 1>(rows, n_in, first, n, packed);
   }
@@ -322,6 +331,7 @@ void unpack_row(const Format& format, const uint8_t* packed, int64_t n_in, int64
     case type_q6_k: return unpack_as<PackedQ6_K, 8>(packed, n_in, row, y);
     case type_iq4_xs: return unpack_as<PackedIQ4_XS, 8>(packed, n_in, row, y);
     case type_mxfp4: return unpack_as<PackedMXFP4, 4>(packed, n_in, row, y);
+    case type_f32: return unpack_as<PackedF32, 1>(packed, n_in, row, y);
     case type_f16: return unpack_as<PackedF16, 1>(packed, n_in, row, y);
     case type_bf16: return unpack_as<PackedBF16, 1>(packed, n_in, row, y);
   }

@@ -586,6 +586,11 @@ template <class L, class W> void multiply_as(const Activations& a, const Work& w
 
 // ---- weights that are floats
 
+struct F32 {
+  using Packed = PackedF32;
+  template <class L> static PUNA_INLINE typename L::F value(const Packed& p, int k, int i, int row) { return L::as_float(L::load(p.q[2 * k + i] + row)); }
+};
+
 struct F16 {
   using Packed = PackedF16;
   // Weight 2 k + i of a register's rows.
@@ -615,7 +620,7 @@ template <class L, class W, int T, int S> void tile_of_floats(const Activations&
       fetch_ahead<sizeof(Packed)>(blocks[s]);
     }
     for (int k = 0; k < 16; k++) {
-      if constexpr (L::has_bfloats) {
+      if constexpr (L::has_bfloats) {  // only weights of that kind are multiplied so
         typename L::I w[units];
         PUNA_UNROLL for (int u = 0; u < units; u++) w[u] = L::load(blocks[Shape<L, S>::stripe(u)]->q[k][Shape<L, S>::row(u)]);
         PUNA_UNROLL for (int t = 0; t < T; t++) {
@@ -678,6 +683,7 @@ template <class L> void multiply(const Format& format, const Activations& a, con
     case type_iq4_nl: return multiply_as<L, IQ4_NL>(a, work, bytes);
     case type_iq4_xs: return multiply_as<L, IQ4_XS>(a, work, bytes);
     case type_mxfp4: return multiply_as<L, MXFP4>(a, work, bytes);
+    case type_f32: return multiply_floats<L, F32>(a, work, bytes);
     case type_f16: return multiply_floats<L, F16>(a, work, bytes);
     case type_bf16: return multiply_floats<L, BF16>(a, work, bytes);
   }

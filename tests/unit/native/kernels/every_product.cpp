@@ -53,6 +53,10 @@ static uint8_t* random_file(const Format& f, int64_t n_blocks) {
   uint8_t* file = block<uint8_t>(n_blocks * f.bytes);
   for (int64_t i = 0; i < n_blocks * f.bytes; i++) file[i] = static_cast<uint8_t>(random_bits() >> 24);
   for (int64_t b = 0; b < n_blocks; b++) {
+    for (int k = 0; f.type == 0 && k < 32; k++) {
+      const float value = static_cast<float>(random_bits() >> 8) / (1 << 23) - 1;
+      memcpy(file + b * f.bytes + 4 * k, &value, 4);
+    }
     if (f.type == 39) file[b * f.bytes] = static_cast<uint8_t>(120 + random_bits() % 8);
     for (int k = 1; f.scales[0] < 0 && f.bytes == 64 && k < 64; k += 2) file[b * f.bytes + k] = 0x3c | (file[b * f.bytes + k] & 0x82);  // about 1
   }
@@ -220,7 +224,7 @@ static double rounded(const Format& f, const Format& next, int64_t n) {
 int main() {
   const Format formats[] = {{2, 32, 18, {0, 0}},   {3, 32, 20, {0, 2}},     {6, 32, 22, {0, 0}},    {7, 32, 24, {0, 2}},
                             {8, 32, 34, {0, 0}},   {10, 256, 84, {80, 82}}, {11, 256, 110, {108, 108}}, {12, 256, 144, {0, 2}},  {13, 256, 176, {0, 2}}, {14, 256, 210, {208, 208}},
-                            {20, 32, 18, {0, 0}},  {23, 256, 136, {0, 0}},  {39, 32, 17, {-1, -1}}, {1, 32, 64, {-1, -1}},
+                            {20, 32, 18, {0, 0}},  {23, 256, 136, {0, 0}},  {39, 32, 17, {-1, -1}}, {1, 32, 64, {-1, -1}},  {0, 32, 128, {-1, -1}},
                             {30, 32, 64, {-1, -1}}};
   const int64_t row_counts[] = {1, 15, 16, 17, 50}, token_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 64, 65};
   double worst = 0;
