@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 MODEL ?= smollm2:135m
+# A small model may find no end: an answer to PROMPT has so many tokens at most.
+TOKENS ?= 500
 ARGS ?=
 PKG ?=
 JOBS ?= auto
@@ -20,7 +22,7 @@ export PROMPT QUESTION
 
 help:
 	@echo 'make run                  answer a question with a small model; in a terminal: chat with it'
-	@echo 'make run PROMPT="..."     answer yours'
+	@echo 'make run PROMPT="..."     answer yours, in 500 tokens at most (TOKENS=n for others)'
 	@echo 'make native               compile the tensor library for this CPU: faster than the prebuilt one'
 	@echo 'make test                 what every change must pass, on all cores (ARGS="-k name" for some, JOBS=0 one after another)'
 	@echo 'make test-all             every test there is, as a merge runs them'
@@ -44,9 +46,9 @@ help:
 	@$(PYTHON) tools/setup.py --dev
 
 run: .venv/.ready
-	@if [ -n "$$PROMPT" ]; then exec $(BIN)/puna run $(MODEL) -- "$$PROMPT" </dev/null; \
+	@if [ -n "$$PROMPT" ]; then exec $(BIN)/puna run -o num_predict=$(TOKENS) $(MODEL) -- "$$PROMPT" </dev/null; \
 	elif [ -t 0 ] && [ -t 1 ]; then exec $(BIN)/puna run $(MODEL); \
-	else exec $(BIN)/puna run $(MODEL) -- "$$QUESTION" </dev/null; fi
+	else exec $(BIN)/puna run -o temperature=0 -o num_predict=64 $(MODEL) -- "$$QUESTION" </dev/null; fi
 
 native: .venv/.ready
 	$(BIN)/puna native build $(ARGS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -43,10 +43,16 @@ class RunOptions:
     truncate: bool | None = None
     dimensions: int = 0
     projector: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def common(self) -> dict[str, Any]:
         """The fields that every request carries if they were given."""
-        given = {"think": self.think, "keep_alive": self.keep_alive, "projector": self.projector or None}
+        given: dict[str, Any] = {
+            "think": self.think,
+            "keep_alive": self.keep_alive,
+            "projector": self.projector or None,
+            "options": dict(self.options) or None,
+        }
         return {key: value for key, value in given.items() if value is not None}
 
 
@@ -69,6 +75,12 @@ def run(
     mmproj: Annotated[
         str, typer.Option(metavar="FILE", help="What a GGUF file sees with, where that is a file of its own.", show_default=False)
     ] = "",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", "-o", metavar="NAME=VALUE", show_default=False, help="An option as of PARAMETER; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Run a model: answer PROMPT and what is piped in, or talk."""
     options = RunOptions(
@@ -82,6 +94,7 @@ def run(
         truncate=truncate,
         dimensions=dimensions,
         projector=_projector(mmproj),
+        options=parse_options(option or []),
     )
     name = model_reference(model)
     words = [_valid_text(word) for word in prompt or []]
@@ -94,6 +107,23 @@ def run(
     with connected() as client:
         text = " ".join([*_piped(), *words])
         _with_model(client, name, insecure, lambda: _answer_or_embed(client, name, text, options))
+
+
+def parse_options(texts: Iterable[str]) -> dict[str, Any]:
+    """Options as ``NAME=VALUE``; those that are lists take one value each time.
+
+    Errors: BadRequest for an unknown name or a value of the wrong type.
+    """
+    from puna.store.models import parameters
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, is_set, value = text.partition("=")
+        if not is_set:
+            raise BadRequest(f"--option {text}: NAME=VALUE is wanted, as in num_predict=100")
+        parsed = parameters.parse(name, value)
+        found[name] = [*found.get(name, ()), parsed] if name in parameters.LISTS else parsed
+    return found
 
 
 def _parse_format(text: str) -> Any:
@@ -204,6 +234,7 @@ def talk(client: Client, model: str, options: RunOptions) -> None:
 
     session = Session(
         model,
+        options=dict(options.options),
         format=options.format or None,
         think=options.think,
         hide_thinking=options.hide_thinking,

@@ -53,6 +53,10 @@ def test_an_empty_prompt_only_loads(puna: Cli, fake: FakeServer) -> None:
         (["--format", "json"], {"format": "json"}),
         (["--format", '{"type": "object"}'], {"format": {"type": "object"}}),
         (["--think"], {"think": True}),
+        (
+            ["-o", "num_predict=64", "--option", "stop=a", "-o", "stop=b=c"],
+            {"options": {"num_predict": 64, "stop": ["a", "b=c"]}},
+        ),
         (["--think=false"], {"think": False}),
         (["--think=high"], {"think": "high"}),
     ],
@@ -65,6 +69,9 @@ def test_flags_become_fields(puna: Cli, fake: FakeServer, flags: list[str], sent
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
+        (["-o", "num_predict=many"], "invalid int value [many]"),
+        (["-o", "colour=red"], "unknown parameter 'colour'"),
+        (["-o", "seed"], "--option seed: NAME=VALUE is wanted, as in num_predict=100"),
         (["--keepalive", "soon"], 'time: invalid duration "soon"'),
         (["--think=maybe"], 'invalid value for --think: "maybe" (must be true, false, high, medium, low, or max)'),
     ],

@@ -60,6 +60,14 @@ def test_several_lines(repl: Screen, fake: FakeServer) -> None:
     repl.wait_for(PROMPT)
 
 
+def test_options_of_the_command_line_hold_for_the_session(env: dict[str, str], tmp_path: Path, fake: FakeServer) -> None:
+    with terminal("run", "-o", "seed=7", "echo", env=env, cwd=tmp_path) as repl:
+        repl.wait_for(PROMPT)
+        repl.send("hi" + ENTER)
+        repl.wait_for("You said: hi")
+    assert fake.bodies("/api/chat")[0]["options"] == {"seed": 7}
+
+
 def test_ctrl_d_leaves(repl: Screen) -> None:
     repl.send(CTRL_D)
     assert repl.wait_for_end()[1] == 0

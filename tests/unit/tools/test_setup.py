@@ -151,18 +151,22 @@ def test_every_target_first_makes_the_environment_ready(target: str, setup: str)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sent"),
+    ("arguments", "options", "sent"),
     [
-        (["PROMPT=it costs $5 & `echo no` \"quoted\" 'too'"], "it costs $5 & `echo no` \"quoted\" 'too'"),
-        (["PROMPT=--help"], "--help"),
-        ([], "What is the capital of France? Answer in one short sentence."),
+        (["PROMPT=it costs $5 & `echo no` \"quoted\" 'too'"], ["num_predict=500"], "it costs $5 & `echo no` \"quoted\" 'too'"),
+        (["PROMPT=--help", "TOKENS=7"], ["num_predict=7"], "--help"),
+        ([], ["temperature=0", "num_predict=64"], "What is the capital of France? Answer in one short sentence."),
     ],
 )
-def test_the_prompt_reaches_the_command_as_it_was_given(tmp_path: Path, arguments: list[str], sent: str) -> None:
+def test_the_prompt_reaches_the_command_as_it_was_given(
+    tmp_path: Path, arguments: list[str], options: list[str], sent: str
+) -> None:
+    """And the answer is bounded: a small model may find no end."""
     puna = tmp_path / "puna"
     puna.write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
     puna.chmod(0o755)
     command = ["make", "-s", "run", f"BIN={tmp_path}", "PYTHON=true", *arguments]
     environ = {**_without_make(), "PROMPT": "%~ of some shell"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=environ, stdin=subprocess.DEVNULL)
-    assert done.stdout.splitlines() == ["run", "smollm2:135m", "--", sent]
+    flags = [word for option in options for word in ("-o", option)]
+    assert done.stdout.splitlines() == ["run", *flags, "smollm2:135m", "--", sent]

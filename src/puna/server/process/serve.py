@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
+import threading
 from contextlib import ExitStack
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.server import HANDLED_SIGNALS
 
 from puna import __version__
 from puna.errors import PunaError
@@ -37,6 +40,12 @@ _BACKLOG = 2048
 
 class _Server(uvicorn.Server):
     """Stops in good order: requests that are still running after a grace period get an error, then their runners end."""
+
+    def heed_signals(self) -> None:
+        """Also while the server starts: one that comes then lets it start and stop, in good order."""
+        if threading.current_thread() is threading.main_thread():
+            for number in HANDLED_SIGNALS:
+                signal.signal(number, self.handle_exit)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal ends the wait for running requests."""
@@ -92,12 +101,14 @@ async def serve_on(listener: socket.socket, settings: Settings, launcher: Launch
 def _make(settings: Settings, listener: socket.socket, launcher: Launcher, launch: Launch) -> uvicorn.Server:
     store = Store(settings.models, keep_unused=settings.no_prune, elsewhere=Elsewhere.of(settings))
     app = create_app(settings, store, Scheduler(settings, launch, launcher.machine or Machine()), launcher)
+    server = make_server(app, settings)
+    server.heed_signals()  # before anybody can tell that there is a server
     host, port = listener.getsockname()[:2]
     log.info("Listening on %s:%d (version %s)", host, port, __version__)
-    return make_server(app, settings)
+    return server
 
 
-def make_server(app: Starlette, settings: Settings) -> uvicorn.Server:
+def make_server(app: Starlette, settings: Settings) -> _Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
