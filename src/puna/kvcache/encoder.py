@@ -129,14 +129,16 @@ class EncoderCache:
         rows = [self._home * new.sequence + np.arange(new.n_rows) for new in batch.encoded]
         self._rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
         self._batch, self._n_tokens = batch, batch.n_tokens
-        groups = runs(batch.sequences)
-        for sequence, _, end in groups:
+        for sequence, _, end in runs(batch.sequences):
             self._lengths[sequence] = batch.positions[end - 1] + 1
-        self._views = ()
-        if self._sees(batch).any():
-            homes = ((s * self._home, self._n_stored(s), b, e) for s, b, e in groups)
-            self._views = tuple(plan([Range(b, e, home, home + max(n, 1)) for home, n, b, e in homes], self._n_cells))
+        self._views = self._plan(batch)
         return self._views, len(self._rows)
+
+    def _plan(self, batch: Batch) -> tuple[View, ...]:
+        if not self._sees(batch).any():
+            return ()
+        homes = ((s * self._home, self._n_stored(s), b, e) for s, b, e in runs(batch.sequences))
+        return tuple(plan([Range(b, e, home, home + max(n, 1)) for home, n, b, e in homes], self._n_cells))
 
     @property
     def _n_cells(self) -> int:
@@ -152,7 +154,11 @@ class EncoderCache:
         return self._views, len(self._rows)
 
     def look_ahead(self, batch: Batch) -> Hashable | None:
-        return None
+        if batch.encoded:
+            return None
+        self._rows, self._n_tokens = np.zeros(0, np.int64), batch.n_tokens
+        self._views = self._plan(batch)
+        return self._views, 0
 
     @property
     def inputs(self) -> object:
