@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from puna.compat import hazards
 from puna.compat.eyes import LlamaEyes
 from puna.compat.trial import tried
 from puna.gguf.reader import GGUFFile
@@ -25,13 +24,14 @@ class _Whole:
 
 
 class LibmtmdEyes:
-    """As puna.runner.loading.eyes.Eyes. What it takes is known from a trial in another process; nothing is taken before load."""
+    """As puna.runner.loading.eyes.Eyes. What it takes is known from a trial in another process, which has opened the same files in the
+    same way; nothing is taken before load.
+    """
 
     n_encoded = 0
 
     def __init__(self, file: GGUFFile, projector: GGUFFile, options: LoadOptions, n_threads: int) -> None:
         """Errors: UnsupportedModel, FileFormatError, LoadError."""
-        hazards.check(file, has_adapters=False)
         self.vision = self.encoder = LlamaEyes(Path(file.path), Path(projector.path), tried(file.path, projector.path))
         self.decoders = Decoders()
         self.backend = _Whole()
