@@ -24,7 +24,7 @@ class _Whole:
 
 
 class LibmtmdEyes:
-    """As puna.runner.loading.eyes.Eyes. What it takes is known from a trial in another process, which has opened the same files in the
+    """As puna.runner.loading.eyes.Eyes. What it takes is known from a trial in another process, which opened the same files in the
     same way; nothing is taken before load.
     """
 
