@@ -24,8 +24,8 @@ class _Whole:
 
 
 class LibmtmdEyes:
-    """As puna.runner.loading.eyes.Eyes. What it takes is known from a trial in another process, which opened the same files in the
-    same way; nothing is taken before load.
+    """As puna.runner.loading.eyes.Eyes. What it takes is known from a trial in another process, which opened the same files;
+    nothing is taken before load.
     """
 
     n_encoded = 0
