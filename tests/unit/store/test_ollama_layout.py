@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import lock_descriptor
 
 from puna.store.recipe import Recipe
 from puna.store.sources.elsewhere import Elsewhere
@@ -139,3 +140,21 @@ def test_what_is_written_is_as_ollama_would_write_it(store: Store, root: Path) -
     assert {"model_format", "model_family", "model_type", "file_type", "architecture", "os", "rootfs"} <= config.keys()
     others = [name for name in files(root) if not re.fullmatch(r"manifests(/[^/]+){4}|blobs/sha256-[0-9a-f]{64}", name)]
     assert others == []
+
+
+def test_the_unfinished_second_copy_of_a_blob_goes_when_nobody_works_on_it(store: Store, root: Path) -> None:
+    """Although a model needs that blob: it is here whole."""
+    weights = store.get("llama3.2").model_path
+    left = weights.with_name(f"{weights.name}-partial")
+    for held in (True, False):
+        left.write_bytes(b"half")
+        os.utime(left, (time.time() - 2 * DAYS,) * 2)
+        descriptor = os.open(left, os.O_RDWR)
+        try:
+            if held:
+                lock_descriptor(descriptor, blocking=False)
+            store.prune()
+            assert left.exists() == held
+        finally:
+            os.close(descriptor)
+    assert weights.exists()

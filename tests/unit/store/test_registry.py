@@ -22,6 +22,7 @@ import pytest
 
 from puna.errors import BadRequest, DiskFull, NotFound, PunaError, SourceError, StoreError, UnsupportedModel
 from puna.gguf.writer import GGUFWriter
+from puna.store.disk import partial
 from puna.store.disk.manifests import CONFIG_TYPE, LAYER_PREFIX, MANIFEST_TYPE
 from puna.store.disk.partial import PARTIAL
 from puna.store.names import Name
@@ -690,3 +691,22 @@ def test_a_model_in_parts_becomes_one_file(registry: Registry, here: Store, ther
     n_before = registry.n_bytes_sent
     pull(here, name)
     assert registry.n_bytes_sent == n_before
+
+
+def test_a_blob_that_is_finished_between_two_looks_is_not_fetched_again(
+    registry: Registry, here: Store, there: Store, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may finish it just before this one would begin."""
+    weights = there.get("m").model_path
+    real = partial.begin
+    here.blobs.folder.mkdir(parents=True)
+
+    def begin(blobs: Any, digest: str, *rest: Any) -> Any:
+        if digest == weights.name.replace("-", ":") and not blobs.has(digest):
+            shutil.copy(weights, blobs.path(digest))
+        return real(blobs, digest, *rest)
+
+    monkeypatch.setattr(partial, "begin", begin)
+    pull(here, served.reference)
+    assert registry.n_bytes_sent < weights.stat().st_size
+    assert_whole(here, there, served)

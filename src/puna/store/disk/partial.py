@@ -218,6 +218,23 @@ def tidy(blobs: Blobs, digest: str) -> None:
         path.unlink(missing_ok=True)
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody is bringing the blob of this unfinished file now."""
+    from filelock import unlock_descriptor
+
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        is_free = _lock(descriptor)
+        if is_free:
+            unlock_descriptor(descriptor)
+        return not is_free
+    finally:
+        os.close(descriptor)
+
+
 def divided(n_bytes: int, part_bytes: int) -> list[Part]:
     """Parts of so many bytes each, but for the last."""
     return [Part(number, at, min(part_bytes, n_bytes - at)) for number, at in enumerate(range(0, n_bytes, part_bytes))] or [

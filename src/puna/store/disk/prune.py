@@ -20,6 +20,7 @@ from pathlib import Path
 
 from puna.errors import StoreError
 from puna.store.disk.files import names_in
+from puna.store.disk.partial import is_held
 
 log = logging.getLogger(__name__)
 
@@ -72,16 +73,29 @@ def remove_stale(root: Path, needs: Needs) -> None:
 
 
 def _remove_partials(paths: Collection[Path], kept: Collection[str]) -> None:
-    """Blobs that were on their way: as long as one part of one is young, or somebody wants the blob, all of it stays."""
+    """Blobs that were on their way: as long as one part of one is young, or somebody wants the blob, all of it stays.
+
+    One that is here whole nobody wants a second time; who had begun it then may have died.
+    """
     latest = time.time() - FETCHED_S
     groups: dict[str, list[Path]] = {}
+    whole = {path.name for path in paths}
     for path in paths:
         if match := _PARTIAL.fullmatch(path.name):
             groups.setdefault(match[1], []).append(path)
     for name, files in groups.items():
-        if name not in kept and all(_is_older(path, latest) for path in files):
+        is_wanted = name in kept and name not in whole
+        if not is_wanted and all(_is_older(path, latest) for path in files) and not _is_held(files):
             for path in files:
                 _attempt(path, path.unlink)
+
+
+def _is_held(files: Collection[Path]) -> bool:
+    try:
+        return any(is_held(path) for path in files)
+    except OSError as error:
+        log.warning("cannot tell who works on %s: %s", sorted(files)[0], error.strerror)
+        return True
 
 
 def _is_over(path: Path, needs: Needs, latest: float) -> bool:

@@ -78,6 +78,9 @@ def fetch(blobs: Blobs, remote: Remote, report: Report, n_streams: int, *, is_kn
                 report(_at(remote, remote.n_bytes))
                 return Blob(remote.digest, remote.n_bytes, is_new=False)
         partial = partials.begin(blobs, remote.digest, remote.n_bytes, _part_bytes(remote.n_bytes))
+        if partial is not None and blobs.has(remote.digest):  # it was finished between the two looks
+            partial.discard()
+            continue
         if partial is not None:
             return _bring(partial, remote, report, n_streams, is_known=is_known)
         report(_at(remote, partials.n_fetched(blobs, remote.digest)))
