@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from puna.errors import BadRequest
 from puna.kvcache.cache import resume_point
 from puna.native.projector import Medium, Projector
 from puna.vision.registry import ARCHITECTURES
@@ -20,7 +21,7 @@ from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.puna_engine import PunaEngine
 from tests.vision.conversation import Part, answered, computed, decoded_backwards, marked, placed_by_libmtmd, prompt_of
 from tests.vision.encoding import Eyes, Floats, difference, opened_eyes, picture
-from tests.vision.families import FAMILIES, Family
+from tests.vision.families import FAMILIES, Family, Size
 
 WORST = 1e-3  # normalised, of embeddings
 ENERGY = 1e-3  # of logits' error over the reference's
@@ -81,6 +82,21 @@ def test_embeddings_of_images_that_nobody_resizes(seen: Seen) -> None:
     for size in seen.family.alone:
         pixels = picture(*size)
         assert seen.difference(seen.eyes.rows(pixels), seen.oracle.encoded(pixels)) <= WORST
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 199), (300, 1), (3, 5000), (8000, 10), (13, 17), (4000, 3000)])
+def test_any_size_is_taken_or_refused_in_words(size: Size, seen: Seen) -> None:
+    """Before anything is computed; what is taken has no more rows than the largest, and as many as were said."""
+    model = seen.eyes.model
+    try:
+        n_rows, n_tokens = model.size(*size)
+    except BadRequest:
+        with pytest.raises(BadRequest, match=f"{size[0]} x {size[1]}"):
+            model.prepare(picture(*size))
+        return
+    prepared = model.prepare(picture(*size))
+    assert (prepared.n_rows, len(prepared.placed.tokens)) == (n_rows, n_tokens)
+    assert n_rows <= model.size(*model.largest())[0]
 
 
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
