@@ -34,6 +34,7 @@ from tests.vision.families import FAMILIES
 from tests.vision.files import Encoder, add_tokens
 
 N_CTX, N_TOKENS = 2048, 10
+NEAR_TIE = 5e-3  # of the largest logit
 
 
 class Running:
@@ -123,14 +124,15 @@ class Seen:
     projector: Path
     pictures: list[Pixels]
 
-    def expected(self, parts: list[Part]) -> list[int]:
+    def check(self, found: Sequence[int], parts: list[Part]) -> None:
+        """An answer is the likeliest, token by token, up to where two tokens are as likely but for the order of sums."""
         with opened_eyes(self.projector, self.text) as eyes, PunaEngine(self.text, n_ctx=N_CTX, n_batch=N_CTX) as puna:
-            tokens, rows = answered(puna, prompt_of(eyes, parts), N_TOKENS)
-            ends = sorted(eyes.tokenizer.end_tokens)
-        assert not set(tokens) & set(ends), "ended answers are another test's"
-        gaps = [float(np.diff(np.sort(row)[-2:])[0]) for row in rows]
-        assert min(gaps) > 1e-4, "a near tie"
-        return tokens
+            tokens, rows = answered(puna, prompt_of(eyes, parts), N_TOKENS, sorted(eyes.tokenizer.end_tokens))
+        assert len(found) == N_TOKENS
+        parting = next((i for i, (one, other) in enumerate(zip(found, tokens, strict=True)) if one != other), None)
+        if parting is not None:
+            row = rows[parting]
+            assert row.max() - row[found[parting]] < NEAR_TIE * np.abs(row[np.isfinite(row)]).max(), (list(found), tokens)
 
 
 @pytest.fixture(scope="module", params=ALL)
@@ -147,7 +149,7 @@ def test_images_among_texts(seen: Seen) -> None:
     one, two, three = seen.pictures
     prompts: list[list[Part]] = [["What is it ", one, " there"], ["A ", two, " and ", one, " or ", three, " now"]]
     for parts in prompts:
-        assert seen.running.tokens(parts) == seen.expected(parts)
+        seen.check(seen.running.tokens(parts), parts)
 
 
 def test_two_users_with_other_images_at_once_and_one_with_the_same(seen: Seen) -> None:
@@ -155,8 +157,8 @@ def test_two_users_with_other_images_at_once_and_one_with_the_same(seen: Seen) -
     before = seen.running.engine.health().images_encoded
     others: list[list[Part]] = [["Is this ", one, " red"], ["Where is ", two, " from"], ["A ", three, " and ", one, "?"]]
     answers = [seen.running.start(parts) for parts in others]
-    found = [answer.wait().tokens[-N_TOKENS:] for answer in answers]
-    assert found == [seen.expected(parts) for parts in others]
+    for parts, answer in zip(others, answers, strict=True):
+        seen.check(answer.wait().tokens[-N_TOKENS:], parts)
     assert seen.running.engine.health().images_encoded - before <= 3
 
 
@@ -168,16 +170,16 @@ def test_a_conversation_goes_on_behind_an_image(seen: Seen) -> None:
     done = seen.running.ask([*begun[:2], " so, and the dog"])
     assert done.cached_count > done.prompt_eval_count // 2
     assert seen.running.engine.health().images_encoded == before
-    assert done.tokens[-N_TOKENS:] == seen.expected([*begun[:2], " so, and the dog"])
+    seen.check(done.tokens[-N_TOKENS:], [*begun[:2], " so, and the dog"])
 
 
 def test_graphs_that_are_built_ahead_fit_steps_with_images(seen: Seen) -> None:
     one, two, _ = seen.pictures
     ahead = Running(seen.text, str(seen.projector), build_ahead=True)
     prompts: list[list[Part]] = [["Is this ", one, " red"], ["Where is ", two, " from ", one]]
-    answers = [ahead.start([*parts, " then"], 30) for parts in prompts]
-    found = [answer.wait().tokens[-30:] for answer in answers]
-    assert found == [seen.running.ask([*parts, " then"], 30).tokens[-30:] for parts in prompts]
+    for parts in prompts:  # one after another, so that both have the same steps
+        found = ahead.ask([*parts, " then"], 30).tokens[-30:]
+        assert found == seen.running.ask([*parts, " then"], 30).tokens[-30:]
     forward = ahead.engine.loop.model.forward
     assert isinstance(forward, Forward)
     assert forward.n_used_ahead > 0

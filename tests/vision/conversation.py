@@ -104,12 +104,13 @@ def after(puna: PunaEngine, prompt: Prompt, answer: Sequence[int]) -> Floats:
     return last
 
 
-def answered(puna: PunaEngine, prompt: Prompt, count: int) -> tuple[list[int], list[Floats]]:
-    """The likeliest continuation of a prompt, and the logits that each of its tokens is the largest of."""
+def answered(puna: PunaEngine, prompt: Prompt, count: int, never: Sequence[int] = ()) -> tuple[list[int], list[Floats]]:
+    """The likeliest continuation of a prompt without some tokens, and the logits that each of its tokens is the largest of."""
     answer: list[int] = []
     rows: list[Floats] = []
     while len(answer) < count:
-        rows.append(after(puna, prompt, answer))
+        rows.append(after(puna, prompt, answer).copy())
+        rows[-1][list(never)] = -np.inf
         answer.append(int(rows[-1].argmax()))
     return answer, rows
 

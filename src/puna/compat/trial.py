@@ -24,7 +24,7 @@ from puna.native.decoder import Model
 from puna.native.log import Line, captured
 from puna.native.projector import MARKER, Medium, Projector
 
-_LAST_WORDS = re.compile(r"([\w-]+\.(?:cpp|c|h):\d+: .{1,200})")
+_LAST_WORDS = re.compile(r"(?<![\w-])([\w-]{1,100}\.(?:cpp|c|h):\d{1,9}: .{1,200})")
 
 COMMAND = (sys.executable, "-m", "puna.compat.trial")
 TIMEOUT_S = 300.0

@@ -15,6 +15,7 @@
 
 namespace puna {
 
+static_assert(Floats::few_rows <= 8, "puna_attention_floats counts on it");
 extern const AttentionInstructions PUNA_JOINED(PUNA_INSTRUCTIONS, _attention) = {Floats::few_rows, attend<Floats>, merge<Floats>, turn_values};
 
 }  // namespace puna

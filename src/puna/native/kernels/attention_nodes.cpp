@@ -43,6 +43,7 @@ struct Attention {
 constexpr int64_t most_ranges = 6;
 constexpr int64_t operands = 3;  // query, key and value come first, then the masks of all ranges or nulls, then sinks
 constexpr int64_t pieces_of_thread = 4;
+constexpr int64_t few_rows_at_most = 8;  // of all instructions' few_rows
 constexpr int64_t units_enough = 64;  // as many as these are not cut further: each thread finds some
 
 // How a range is cut into units of work: by sequences, parts of the key heads, and chunks of rows; and those, where there are
@@ -61,14 +62,15 @@ int64_t chunks_of(const Attention& a, const Range& r) {
   return a.group() <= most_rows ? (r.n_rows + tokens - 1) / tokens : (r.n_rows * a.group() + most_rows - 1) / most_rows;
 }
 
-// As many as cut_all may ask for, whatever the number of threads.
+// As many as cut_all may ask for, whatever the number of threads and the instructions: none where there are units enough.
 int64_t Attention::n_slots() const {
-  int64_t n = 0;
+  int64_t n = 0, certain = 0;
   for (int64_t i = 0; i < n_ranges; i++) {
     const int64_t n_units = ranges[i].n_sequences * n_key_heads * chunks_of(*this, ranges[i]);
     n += smaller(n_units, units_enough) * parts_of(ranges[i].n_cells);
+    certain += ranges[i].n_rows * group() > few_rows_at_most ? n_units : ranges[i].n_sequences;
   }
-  return smaller(n, most_slots);
+  return certain >= units_enough ? 0 : smaller(n, most_slots);
 }
 
 const half* mask_of(const Tensor* node, int64_t i, int64_t sequence) {
