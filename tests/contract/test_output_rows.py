@@ -41,6 +41,8 @@ class Asking:
     slot: int
     tokens: list[int]
     rows: range
+    images = ()
+    n_looked_at = 0
 
     def output_rows(self, begin: int, n_tokens: int) -> range:
         assert (begin, n_tokens) == (0, len(self.tokens))

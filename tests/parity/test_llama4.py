@@ -17,7 +17,8 @@ from tests.puna_engine import PunaEngine
 from tests.scenarios import tokens
 
 CHUNK = 8192
-SCALE = 1e-3  # of the largest error over the largest logit
+# Of the largest error over the largest logit. Cells lie elsewhere than libllama's, and ggml sums over them in half precision.
+SCALE = 2e-3
 
 
 @pytest.mark.parametrize("pattern", [4, 0, [True, False, False, False, False]], ids=["pattern-4", "all-chunked", "one-chunked"])

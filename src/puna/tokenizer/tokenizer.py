@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,7 +18,8 @@ _ENDS = "tokenizer.ggml.eos_token_ids"
 class Tokenizer:
     """Safe to use from several threads: the vocabulary never changes."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, head: GGUFFile | None = None) -> None:
+        """*head* is the same file, where somebody has opened it already."""
         v = Vocabulary.load(str(path))
         if v is None or v.n_tokens == 0:
             raise FileFormatError(f"{path}: the file has no vocabulary that can be used")
@@ -25,7 +27,7 @@ class Tokenizer:
         self.n_tokens: int = v.n_tokens
         self.bos: int = v.bos  # -1 when there is none
         self.adds_bos: bool = v.adds_bos
-        self.end_tokens: frozenset[int] = frozenset(v.end_of_generation()) | frozenset(_stated_ends(path, v.n_tokens))
+        self.end_tokens: frozenset[int] = frozenset(v.end_of_generation()) | frozenset(_stated_ends(path, head, v.n_tokens))
         self._piece = lru_cache(maxsize=65536)(v.piece)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -55,9 +57,9 @@ class Tokenizer:
         self._vocabulary.close()
 
 
-def _stated_ends(path: str | Path, n_tokens: int) -> Iterator[int]:
+def _stated_ends(path: str | Path, head: GGUFFile | None, n_tokens: int) -> Iterator[int]:
     """Tokens that end an answer beside the one that libllama reads: the ancestor's key for those of models with several."""
-    with GGUFFile.open(path) as file:
+    with nullcontext(head) if head is not None else GGUFFile.open(path) as file:
         stated = file.metadata.get(_ENDS)
         yield from (
             token

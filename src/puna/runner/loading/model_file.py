@@ -38,7 +38,7 @@ class ModelFile:
         Errors: FileFormatError without a vocabulary.
         """
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self.path)
+            self._tokenizer = Tokenizer(self.path, self._head)
         return self._tokenizer
 
     def projector(self, path: str) -> GGUFFile | None:
