@@ -57,6 +57,13 @@ elsewhere.home = lambda: Path(_home.name)
 
 STARTER = "smollm2:135m"
 
+# Files whose tests take minutes together come first: a file belongs to one worker, and the last to begin ends last.
+_LONG = ("tests/unit/native/kernels/test_build.py", "tests/unit/store/test_processes.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.as_posix().endswith(_LONG))
+
 
 @pytest.fixture(scope="session")
 def starter_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
