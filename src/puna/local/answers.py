@@ -8,7 +8,7 @@ from typing import Any
 
 from puna import wire
 from puna.prompt.output import Call, Thinking
-from puna.server.answering.parts import AnswerPart, Finished
+from puna.server.answering.parts import AnswerPart
 from puna.server.apis.collecting import CompleteAnswer
 
 
@@ -96,10 +96,6 @@ def chunk_of(part: AnswerPart) -> Chunk | None:
             return Chunk(tool_call=_tool_call(part))
         case _:
             return None
-
-
-def is_last(part: AnswerPart) -> bool:
-    return isinstance(part, Finished)
 
 
 def _tool_call(call: Call) -> ToolCall:

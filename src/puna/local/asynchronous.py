@@ -25,7 +25,7 @@ from puna.local.parameters import Chat, Generate, Messages, chat_request, genera
 from puna.local.progress import pull_progress
 from puna.server.answering.embedding import Embedded
 from puna.server.apis.collecting import AnswerBuilder, collect
-from puna.server.apis.ranking import probability
+from puna.server.apis.ranking import best_first, probabilities
 from puna.server.checking.models import open_model
 from puna.server.checking.request import EmbeddingRequest, InferenceRequest
 from puna.server.http.caller import Caller
@@ -153,9 +153,9 @@ class AsyncEngine:
         """
         if not documents:
             return []
-        reply = (await self._embed(wire.EmbeddingRequest(inputs=[*documents], query=query, truncate=truncate))).reply
-        scores = [labels[0] for labels in reply.embeddings]
-        return scores if reply.has_probabilities else [probability(score) for score in scores]
+        return probabilities(
+            (await self._embed(wire.EmbeddingRequest(inputs=[*documents], query=query, truncate=truncate))).reply
+        )
 
     async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
         """The documents that answer the query best, the best first.
@@ -163,8 +163,7 @@ class AsyncEngine:
         Errors: as score.
         """
         scores = await self.score(query, documents)
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
-        return [Ranked(index, scores[index], documents[index]) for index in order]
+        return [Ranked(index, scores[index], documents[index]) for index in best_first(scores, top_n)]
 
     @property
     def _pipeline(self) -> Pipeline:

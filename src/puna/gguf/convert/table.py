@@ -176,10 +176,6 @@ def then(*changes: Change) -> Change:
     return all_of_them
 
 
-def reshaped(rows: Rows, lengths: Lengths, *axes: str) -> Rows:
-    return rows.reshape([lengths[axis] for axis in axes])
-
-
 def squeezed(rows: Rows, lengths: Lengths) -> Rows:
     """A convolution of each channel alone, [channels, 1, width], without the axis of one."""
     return rows[:, 0]
@@ -193,7 +189,3 @@ def decay(rows: Rows, lengths: Lengths) -> Rows:
 def column(rows: Rows, lengths: Lengths) -> Rows:
     """A vector as a matrix of one column."""
     return rows[:, None]
-
-
-def then_column(change: Change) -> Change:
-    return lambda rows, lengths: column(change(rows, lengths), lengths)

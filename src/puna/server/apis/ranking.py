@@ -8,6 +8,7 @@ Source: Jina's and Cohere's rerank APIs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -35,15 +36,25 @@ async def ranked(request: Request) -> tuple[RerankRequest, Embedded]:
 def results(message: RerankRequest, reply: wire.EmbeddingReply) -> list[dict[str, Any]]:
     """The best first; of texts with the same score in the order in which they came."""
     scores = [labels[0] for labels in reply.embeddings]
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: message.top_n]
+    shown = scores if message.raw_scores else probabilities(reply)
     found: list[dict[str, Any]] = []
-    for index in order:
-        score = scores[index] if message.raw_scores or reply.has_probabilities else probability(scores[index])
-        result: dict[str, Any] = {"index": index, "relevance_score": score}
+    for index in best_first(scores, message.top_n):
+        result: dict[str, Any] = {"index": index, "relevance_score": shown[index]}
         if message.return_documents:
             result["document"] = {"text": message.documents[index]}
         found.append(result)
     return found
+
+
+def best_first(scores: Sequence[float], n: int | None = None) -> list[int]:
+    """The places of the *n* best, or of all; of scores that are the same in their order."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])[:n]
+
+
+def probabilities(reply: wire.EmbeddingReply) -> list[float]:
+    """The scores of a reply, from 0 to 1."""
+    scores = [labels[0] for labels in reply.embeddings]
+    return scores if reply.has_probabilities else [probability(score) for score in scores]
 
 
 def probability(logit: float) -> float:
