@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.tiny import write_llama
 
 # Before the first answer: modules in all, and those that must not be among them.
 BUDGETS = {
@@ -40,11 +43,46 @@ BUDGETS = {
 }
 
 
+# What a server does with the first request until it needs a runner.
+_FIRST_REQUEST = """
+import asyncio, sys
+from puna.api.generate import GenerateRequest
+from puna.server.checking.check import check
+from puna.server.checking.request import InferenceRequest
+from puna.server.http.caller import Caller
+from puna.server.prompting.plan import plan
+from puna.settings import load
+from puna.store.store import Store
+async def first():
+    caller = Caller(is_local=True, may_manage=True, salt="", request_id="", began_ns=0)
+    native = GenerateRequest(model=sys.argv[1], prompt="hi")
+    planned = await plan(await check(InferenceRequest(caller, native), Store(sys.argv[2]), load()))
+    assert planned.has_foreign_template
+asyncio.run(first())
+"""
+
+
+def modules_of(program: str, *arguments: object) -> list[str]:
+    program += "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def among(modules: list[str], unwanted: tuple[str, ...]) -> list[str]:
+    return [name for name in modules if name in unwanted or name.startswith(tuple(f"{one}." for one in unwanted))]
+
+
 @pytest.mark.parametrize("process", BUDGETS)
 def test_a_process_imports_what_it_needs_and_no_more(process: str) -> None:
     program, budget, unwanted = BUDGETS[process]
-    program += "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    modules: list[str] = json.loads(done.stdout)
-    assert [name for name in modules if name in unwanted or name.startswith(tuple(f"{one}." for one in unwanted))] == []
+    modules = modules_of(program)
+    assert among(modules, unwanted) == []
     assert len(modules) <= budget
+
+
+def test_what_a_server_reads_of_a_model_needs_no_arrays(tmp_path: Path) -> None:
+    """Facts of a file with a small vocabulary are found sooner than numpy is imported."""
+    modules = modules_of(_FIRST_REQUEST, write_llama(tmp_path / "m.gguf"), tmp_path / "models")
+    assert among(modules, ("numpy", "jinja2", "puna.native")) == []

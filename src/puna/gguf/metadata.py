@@ -98,6 +98,14 @@ class LazyArray(Sequence[Any]):
         offsets = self._string_offsets()
         return self._source[int(offsets[at]) + 8 : int(offsets[at + 1])]
 
+    def holds(self, text: bytes) -> bool:
+        """Whether one of the strings is *text*; what is not UTF-8 counts as it stands.
+
+        Errors: TypeError for an array of numbers.
+        """
+        self._check_strings()
+        return strings.holds(self._source, self._begin, self._end, text)
+
     def iter_bytes(self) -> Iterator[bytes]:
         """All strings' bytes in order."""
         offsets = self._string_offsets().tolist()
@@ -109,9 +117,12 @@ class LazyArray(Sequence[Any]):
             raise IndexError(f"index {index} is outside an array of {self._length}")
         return index % self._length
 
-    def _string_offsets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _check_strings(self) -> None:
         if self.element is not ValueType.STRING:
             raise TypeError(f"an array of {self.element.name} holds no strings")
+
+    def _string_offsets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        self._check_strings()
         if self._offsets is None:
             import numpy as np
 

@@ -41,3 +41,19 @@ def skip(buffer: Any, begin: int, count: int, limit: int) -> int:
             raise BrokenStringError(index, position)
         position += 8 + length
     return position
+
+
+def holds(buffer: Any, begin: int, end: int, text: bytes) -> bool:
+    """Whether one of the strings from *begin* to *end*, which are known to be sound, is *text*.
+
+    Few places look like it: strings are stepped over only up to those, to see whether one begins there.
+    """
+    wanted = _LENGTH.pack(len(text)) + text
+    position = begin
+    while (place := buffer.find(wanted, position, end)) >= 0:
+        while position < place:
+            (length,) = _LENGTH.unpack_from(buffer, position)
+            position += 8 + length
+        if position == place:
+            return True
+    return False

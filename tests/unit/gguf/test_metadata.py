@@ -149,6 +149,22 @@ def test_arrays_of_strings(metadata: Metadata) -> None:
         tokens.numpy()
 
 
+@pytest.mark.parametrize(
+    ("text", "is_there"), [(b"a", True), (b"\xff", True), (b"", True), (b"bc", False), (b"inner", False), (b"last", True)]
+)
+def test_whether_an_array_holds_a_text(tmp_path: Path, text: bytes, is_there: bool) -> None:
+    """Also where another text holds what a text and its length look like."""
+    texts = [b"a", raw_file.string("inner"), raw_file.string("last"), b"\xff", b"", b"last"]
+    encoded = raw_file.array("x", ValueType.STRING, len(texts), b"".join(map(raw_file.string, texts)))
+    with GGUFFile.open(raw_file.write(tmp_path, raw_file.assemble([raw_file.ARCHITECTURE, encoded]))) as file:
+        assert file.metadata["x"].holds(text) == is_there
+
+
+def test_numbers_hold_no_text(metadata: Metadata) -> None:
+    with pytest.raises(TypeError, match="holds no strings"):
+        metadata.array("per_head").holds(b"4")
+
+
 @pytest.mark.parametrize("index", [3, -4])
 @pytest.mark.parametrize("key", ["tokenizer.ggml.tokens", "per_head"])
 def test_outside_an_array(metadata: Metadata, key: str, index: int) -> None:

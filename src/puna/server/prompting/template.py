@@ -70,4 +70,4 @@ def _vocabulary(path: Path, _size: int, _mtime_ns: int) -> Vocabulary:
             token = meta.integer(f"tokenizer.ggml.{role}_token_id", -1)
             return tokens.bytes_at(token).decode("utf-8", "replace") if 0 <= token < len(tokens) else ""
 
-        return Vocabulary(text_of("bos"), text_of("eos"), has_im_start=_IM_START in tokens.iter_bytes())
+        return Vocabulary(text_of("bos"), text_of("eos"), has_im_start=tokens.holds(_IM_START))
