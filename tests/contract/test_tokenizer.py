@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from puna.errors import BadRequest, FileFormatError
 from puna.gguf.writer import GGUFWriter
-from puna.tokenizer.tokenizer import Tokenizer
+from puna.native.vocabulary import Vocabulary
+from puna.tokenizer.tokenizer import EndTokens, Tokenizer
 from tests.models.dialect import Translation
 from tests.tiny import write_llama
 
@@ -59,6 +60,15 @@ def test_control_tokens_have_no_text_unless_asked(tokenizer: Tokenizer) -> None:
     end = next(iter(tokenizer.end_tokens))
     assert tokenizer.piece(end) == b""
     assert tokenizer.piece(end, special=True) != b""
+
+
+def test_an_end_is_recognised_without_a_look_at_the_whole_vocabulary(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = set(tokenizer.end_tokens)
+    monkeypatch.setattr(Vocabulary, "end_of_generation", lambda _: pytest.fail("every token was asked about"))
+    fresh = EndTokens(tokenizer._vocabulary, [0])
+    assert {token for token in range(-2, tokenizer.n_tokens + 2) if token in fresh} == ends | {0}
 
 
 @pytest.mark.parametrize("token", [-1, 10**7])

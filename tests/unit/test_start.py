@@ -35,7 +35,7 @@ BUDGETS = {
     "puna runner": (
         "import puna.runner.process.main; from puna.runner.process.spare import prepare; prepare()",
         470,
-        ("jinja2", "pydantic", "starlette", "uvicorn", "puna.server", "puna.store", "puna.native.build"),
+        ("numpy.random", "jinja2", "pydantic", "starlette", "uvicorn", "puna.server", "puna.store", "puna.native.build"),
     ),
     "puna render": ("import puna.prompt.worker", 215, ("numpy", "pydantic", "puna.server", "puna.native")),
     "puna decode": ("import puna.vision.images.worker", 175, ("numpy", "pydantic", "puna.server", "puna.native", "puna.gguf")),

@@ -69,6 +69,10 @@ class Vocabulary:
                 return buffer.raw[:count]
             capacity = -count
 
+    def ends(self, token: int) -> bool:
+        """Whether it ends an answer; a token of the vocabulary, which the library does not check."""
+        return bool(llama().llama_vocab_is_eog(self._vocab, token))
+
     def end_of_generation(self) -> list[int]:
         library = llama()
         return [t for t in range(self.n_tokens) if library.llama_vocab_is_eog(self._vocab, t)]

@@ -13,6 +13,7 @@ takes one number per token from it, with XTC two.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -77,10 +78,10 @@ class Sampler:
         self.steps = frozenset(step for step in self.order if self._changes_anything(step))
         self.is_greedy = self._is_greedy()
         self.temperature = max(self.temperature, _COLDEST)
-        self._rng: np.random.Generator | None = None
+        self._rng: random.Random | None = None
         if not self.is_greedy:
             seed = None if options.seed == -1 else options.seed & (2**64 - 1)
-            self._rng = np.random.Generator(np.random.PCG64(seed))
+            self._rng = random.Random(seed)
 
     def _order(self, samplers: Sequence[str]) -> tuple[str, ...]:
         if self.mirostat:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from puna.errors import BadRequest, FileFormatError
@@ -13,6 +13,33 @@ from puna.gguf.reader import GGUFFile
 from puna.native.vocabulary import Vocabulary
 
 _ENDS = "tokenizer.ggml.eos_token_ids"
+
+
+class EndTokens(Set[int]):
+    """Tokens that end an answer: each is asked about by itself, until somebody wants them all and every token is."""
+
+    def __init__(self, vocabulary: Vocabulary, stated: Iterable[int]) -> None:
+        self._vocabulary = vocabulary
+        self._stated = frozenset(stated)
+
+    @cached_property
+    def _all(self) -> frozenset[int]:
+        return self._stated.union(self._vocabulary.end_of_generation())
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._stated or (
+            isinstance(token, int) and 0 <= token < self._vocabulary.n_tokens and self._vocabulary.ends(token)
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @classmethod
+    def _from_iterable(cls, tokens: Iterable[int]) -> Set[int]:  # type: ignore[override]  # of what sets of them make
+        return frozenset(tokens)
 
 
 class Tokenizer:
@@ -27,7 +54,7 @@ class Tokenizer:
         self.n_tokens: int = v.n_tokens
         self.bos: int = v.bos  # -1 when there is none
         self.adds_bos: bool = v.adds_bos
-        self.end_tokens: frozenset[int] = frozenset(v.end_of_generation()) | frozenset(_stated_ends(path, head, v.n_tokens))
+        self.end_tokens: Set[int] = EndTokens(v, _stated_ends(path, head, v.n_tokens))
         self._piece = lru_cache(maxsize=65536)(v.piece)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from puna.gguf.reader import GGUFFile
+from puna.runner.loading.meanwhile import Meanwhile
 from puna.tokenizer.tokenizer import Tokenizer
 
 
 class ModelFile:
     """A load asks several times about one file; with a large vocabulary it takes a while to read. What is returned here
-    stays open until the file is found to have changed, or until close.
+    stays open until the file is found to have changed, or until close. The vocabulary is read beside everything else of a load.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._state: tuple[int, ...] = ()
         self._head: GGUFFile | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: Meanwhile[Tokenizer] | None = None
         self._projector: GGUFFile | None = None
 
     def head(self) -> GGUFFile:
@@ -30,6 +32,7 @@ class ModelFile:
             self.close()
             # Looked at before it is read: if it changes in between, the next look tells.
             self._state, self._head = state, GGUFFile.open(self.path)
+            self._tokenizer = Meanwhile(partial(Tokenizer, self.path, self._head), "vocabulary")
         return self._head
 
     def tokenizer(self) -> Tokenizer:
@@ -37,9 +40,8 @@ class ModelFile:
 
         Errors: FileFormatError without a vocabulary.
         """
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self.path, self._head)
-        return self._tokenizer
+        assert self._tokenizer is not None, "there is a head first"
+        return self._tokenizer.result()
 
     def projector(self, path: str) -> GGUFFile | None:
         """The file at this path, which stays open as long as the model's; None for none.
@@ -61,10 +63,10 @@ class ModelFile:
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     def close(self) -> None:
+        if self._tokenizer is not None:  # first: it may still read the file
+            self._tokenizer.discard(Tokenizer.close)
         if self._head is not None:
             self._head.close()
         if self._projector is not None:
             self._projector.close()
-        if self._tokenizer is not None:
-            self._tokenizer.close()
         self._state, self._head, self._projector, self._tokenizer = (), None, None, None

@@ -16,8 +16,6 @@ def prepare() -> None:
 
     What fails here fails again, and is told, when a model is loaded.
     """
-    import numpy.random  # noqa: F401 - numpy itself would import it at the first draw
-
     import puna.model.arch.llama  # brings what all architectures share; what is another's own is soon imported
     import puna.runner.engine  # noqa: F401
     from puna.errors import PunaError

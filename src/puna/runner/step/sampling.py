@@ -6,7 +6,7 @@ Knows requests and rows of logits; not how the logits were computed, nor what be
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +38,7 @@ class Sampled(Protocol):
     @property
     def forced_token(self) -> int | None: ...
     @property
-    def banned_tokens(self) -> frozenset[int]: ...
+    def banned_tokens(self) -> Set[int]: ...
     def text_of(self, token: int) -> bytes: ...
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> None: ...
     def fail(self, error: BaseException, status: int = 500) -> None: ...
@@ -51,7 +51,7 @@ class _Chance:
     request: Sampled
     given: Floats  # as the model gave it, without what is no token
     row: Floats  # what its grammar allows
-    banned: frozenset[int]
+    banned: Set[int]
 
 
 def has_number(row: Floats) -> bool:
@@ -138,7 +138,7 @@ def _tokens_of(chances: Sequence[_Chance]) -> list[int | SampleError]:
     return tokens
 
 
-def without(row: Floats, banned: frozenset[int]) -> Floats:
+def without(row: Floats, banned: Set[int]) -> Floats:
     """A copy of the row in which the banned tokens have no chance; the row itself when there are none."""
     if not banned:
         return row

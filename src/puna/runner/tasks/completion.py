@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from puna.errors import BadRequest, ContextOverflow
@@ -154,7 +154,7 @@ class Completion:
         return self._thinking.forced_token if self._thinking is not None and self._text.is_whole else None
 
     @property
-    def banned_tokens(self) -> frozenset[int]:
+    def banned_tokens(self) -> Set[int]:
         """What must not come next. Where a grammar leaves nothing else it comes all the same."""
         is_early = self.n_generated < self.wire.min_tokens
         return self._tokenizer.end_tokens if is_early or (self.wire.ignore_eos and self.matcher is None) else frozenset()
