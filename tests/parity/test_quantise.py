@@ -136,12 +136,16 @@ def test_what_is_quantised_already_is_refused_or_left_alone(store: Store, tmp_pa
         store.create("smaller", Recipe(base="silent", quantize="q8_0"))
 
 
-def test_a_cancelled_quantisation_ends_its_process_and_leaves_nothing(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("poll_s", [0.001, PATIENCE_S], ids=["at its begin", "at its end"])
+def test_a_cancelled_quantisation_ends_its_process_and_leaves_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poll_s: float
+) -> None:
     base(store, tmp_path)
+    monkeypatch.setattr(quantising, "POLL_S", poll_s)
     before = set(store.blobs)
 
     def cancel(progress: Progress) -> None:
-        if progress.status.startswith("quantizing") and progress.completed == 0 and (store.root / "tmp").exists():
+        if progress.status.startswith("quantizing") and list((store.root / "tmp").glob("*/output")):
             raise Cancelled
 
     with pytest.raises(Cancelled):
