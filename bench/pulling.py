@@ -1,9 +1,12 @@
 """How fast a blob comes from a server on loopback into a store, its digest verified, beside curl that writes a file.
 
-Each side is a process of its own, they take turns, and both are served by sendfile. Puna's figures are those of the pull alone,
-since a server pulls that runs already; curl's are those of the process. "curl, then sha256sum" verifies as one does without
-Puna; "the hash alone" is SHA-256 of the file by the library that Puna uses, which no pull that verifies can outrun. The
-processor's time counts where others are at work. A second size shows whether the memory grows with the blob.
+Each side is a process of its own, they take turns, and all are served by sendfile. Puna's figures are those of the pull alone,
+since a server pulls that runs already; the others' are those of their processes. Puna flushes what it fetched to the disk,
+which curl does not: "curl, then sync" does. "curl | tee | sha256sum" and "curl, then sha256sum" verify as one does without Puna;
+"the hash alone" is SHA-256 of the file by the library that Puna uses, which no pull that verifies can outrun. A second table has
+the processor's time by stage, and what the best schedule could make of it: SHA-256 is one chain, so a pull lasts at least as long
+as that, and as all its processor's time divided by the cores. Processor's time counts where others are at work. A second size
+shows whether the memory grows with the blob.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +41,16 @@ from puna.store.progress import silent
 from puna.store.sources.web.download import Remote, fetch
 from puna.store.sources.web.http import Http
 
-SIDES = ("puna", "curl", "curl, then sha256sum", "the hash alone")
+PUNA, HASH = "puna", "the hash alone"
+COMMANDS = {  # of a shell, with the address and the target
+    "curl": 'curl -sS -o "$2" "$1"',
+    "curl, then sync": 'curl -sS -o "$2" "$1" && sync "$2"',
+    "curl | tee | sha256sum": 'curl -sS "$1" | tee "$2" | sha256sum',
+    "curl, then sha256sum": 'curl -sS -o "$2" "$1" && sha256sum "$2"',
+}
+SIDES = (PUNA, *COMMANDS, HASH)
+OTHER = "other"
+STAGES = ("receive", "hash", "flush", OTHER)
 BLOCK_BYTES = 1 << 20
 SERVED_S = 3600
 
@@ -47,6 +61,8 @@ class Row:
     n_streams: int
     seconds: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
     cpu_seconds: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    server_cpu_seconds: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    stages: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {stage: [] for stage in STAGES})  # user, system
     peak_bytes: list[int] = field(default_factory=list)  # of Puna's process, beyond what it had before
 
     def ratio(self, side: str) -> float:
@@ -84,13 +100,36 @@ def serve(path: Path) -> None:
 
 
 def pull(url: str, folder: Path, digest: str, n_bytes: int, n_streams: int) -> None:
-    """Fetch the file as a pull does; prints seconds, the processor's seconds and bytes of memory."""
-    with Http("127.0.0.1", n_streams) as http:
+    """Fetch the file as a pull does; prints seconds, the processor's by stage as user's and system's, and bytes of memory."""
+    with Http("127.0.0.1", n_streams) as http, stages() as taken:
         remote = Remote(digest, n_bytes, lambda begin, end: http.ask("GET", url, {"Range": f"bytes={begin}-{end - 1}"}))
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         fetch(Blobs(folder), remote, silent, n_streams)
         seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-    print(seconds, cpu_s(after) - cpu_s(before), (after.ru_maxrss - before.ru_maxrss) * 1024)
+    all_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    threads_s = [sum(parts) for parts in zip(*taken.values(), strict=True)]
+    by_stage = {OTHER: [all_s[0] - threads_s[0], all_s[1] - threads_s[1]]} | taken
+    print(json.dumps({"seconds": seconds, "stages": by_stage, "peak_bytes": (after.ru_maxrss - before.ru_maxrss) * 1024}))
+
+
+@contextmanager
+def stages() -> Iterator[dict[str, list[float]]]:
+    """What the threads of a download take of the processor, user's and system's seconds, by what they are for."""
+    taken: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    real, lock = threading.Thread.run, threading.Lock()
+
+    def run(thread: threading.Thread) -> None:
+        real(thread)
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        with lock:
+            stage = taken[thread.name.removeprefix("download: ")]
+            stage[0], stage[1] = stage[0] + usage.ru_utime, stage[1] + usage.ru_stime
+
+    threading.Thread.run = run  # type: ignore[assignment, method-assign]
+    try:
+        yield taken
+    finally:
+        threading.Thread.run = real  # type: ignore[method-assign]
 
 
 def cpu_s(usage: resource.struct_rusage) -> float:
@@ -98,12 +137,13 @@ def cpu_s(usage: resource.struct_rusage) -> float:
 
 
 @contextmanager
-def served(path: Path) -> Iterator[str]:
+def served(path: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """The address, and the process that serves."""
     command = [sys.executable, "-m", "bench.pulling", "--serve", str(path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/"
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/", psutil.Process(process.pid)
     finally:
         process.kill()
         process.wait()
@@ -123,32 +163,83 @@ def write_random(path: Path, n_bytes: int) -> str:
 def measure(row: Row, folder: Path, runs: int) -> None:
     source, target = folder / "source", folder / "target"
     digest = write_random(source, row.n_bytes)
-    with served(source) as url:
-        curl = ["curl", "-sS", "-o", str(target), url]
+    with served(source) as (url, server):
         for _ in range(runs):
-            with tempfile.TemporaryDirectory(dir=folder) as store:
-                work = ["--pull", url, store, digest, str(row.n_bytes), str(row.n_streams)]
-                done = subprocess.run(
-                    [sys.executable, "-m", "bench.pulling", *work], capture_output=True, text=True, check=True, timeout=SERVED_S
-                )
-                seconds, cpu, n_peak = done.stdout.split()
-                row.seconds["puna"].append(float(seconds))
-                row.cpu_seconds["puna"].append(float(cpu))
-                row.peak_bytes.append(int(n_peak))
-            for side, verify in (("curl", []), ("curl, then sha256sum", ["sha256sum", str(target)])):
-                began, before = time.perf_counter(), cpu_s(resource.getrusage(resource.RUSAGE_CHILDREN))
-                subprocess.run(curl, check=True, timeout=SERVED_S)
-                if verify:
-                    subprocess.run(verify, check=True, stdout=subprocess.DEVNULL, timeout=SERVED_S)
-                row.seconds[side].append(time.perf_counter() - began)
-                row.cpu_seconds[side].append(cpu_s(resource.getrusage(resource.RUSAGE_CHILDREN)) - before)
+            with of_server(server, row, PUNA), tempfile.TemporaryDirectory(dir=folder) as store:
+                measure_pull(row, url, store, digest)
+            for side, command in COMMANDS.items():
+                with of_server(server, row, side), timed(row, side, resource.RUSAGE_CHILDREN):
+                    shell = ["sh", "-c", command, "sh", url, str(target)]
+                    subprocess.run(shell, check=True, stdout=subprocess.DEVNULL, timeout=SERVED_S)
                 target.unlink()
-            began, before = time.perf_counter(), cpu_s(resource.getrusage(resource.RUSAGE_SELF))
-            with source.open("rb") as file:
+            with of_server(server, row, HASH), timed(row, HASH, resource.RUSAGE_SELF), source.open("rb") as file:
                 hashlib.file_digest(file, "sha256")
-            row.seconds["the hash alone"].append(time.perf_counter() - began)
-            row.cpu_seconds["the hash alone"].append(cpu_s(resource.getrusage(resource.RUSAGE_SELF)) - before)
     source.unlink()
+
+
+def measure_pull(row: Row, url: str, store: str, digest: str) -> None:
+    work = ["--pull", url, store, digest, str(row.n_bytes), str(row.n_streams)]
+    command = [sys.executable, "-m", "bench.pulling", *work]
+    done = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=SERVED_S).stdout)
+    row.seconds[PUNA].append(done["seconds"])
+    row.cpu_seconds[PUNA].append(sum(map(sum, done["stages"].values())))
+    row.peak_bytes.append(done["peak_bytes"])
+    for stage in STAGES:
+        row.stages[stage].append(tuple(done["stages"].get(stage, (0.0, 0.0))))
+
+
+@contextmanager
+def timed(row: Row, side: str, who: int) -> Iterator[None]:
+    began, before = time.perf_counter(), cpu_s(resource.getrusage(who))
+    yield
+    row.seconds[side].append(time.perf_counter() - began)
+    row.cpu_seconds[side].append(cpu_s(resource.getrusage(who)) - before)
+
+
+@contextmanager
+def of_server(server: psutil.Process, row: Row, side: str) -> Iterator[None]:
+    before = server.cpu_times()
+    yield
+    after = server.cpu_times()
+    row.server_cpu_seconds[side].append(after.user + after.system - before.user - before.system)
+
+
+def table_of_sides(rows: Sequence[Row]) -> Table:
+    table = Table("blob", "side", "GB/s", "Puna's to it", "CPU s/GB", "server's", "memory", title="A pull over loopback")
+    for row in rows:
+        n_gb = row.n_bytes / 1e9
+        for side in SIDES:
+            rate = f"{n_gb / statistics.median(row.seconds[side]):.2f}"
+            cpu = f"{statistics.median(row.cpu_seconds[side]) / n_gb:.2f}"
+            server = f"{statistics.mean(row.server_cpu_seconds[side]) / n_gb:.2f}"
+            memory = f"+{max(row.peak_bytes) / 1e6:.0f} MB" if side == PUNA else ""
+            table.add_row(f"{row.n_bytes // 10**6} MB", side, rate, f"{row.ratio(side):.2f}", cpu, server, memory)
+    return table
+
+
+def table_of_stages(rows: Sequence[Row]) -> Table:
+    """Seconds of the processor per GB, and the shortest that this machine's cores could make of them."""
+    table = Table("blob", "stage", "user", "system", "sum", title="Seconds of the processor per GB")
+    for row in rows:
+        n_gb, blob = row.n_bytes / 1e9, f"{row.n_bytes // 10**6} MB"
+        for stage in STAGES:
+            user, system = (statistics.median(part) / n_gb for part in zip(*row.stages[stage], strict=True))
+            parts = ("", "") if stage == OTHER else (f"{user:.3f}", f"{system:.3f}")  # of a whole process they are estimates
+            table.add_row(blob, stage, *parts, f"{user + system:.3f}")
+        shortest, beside_curl = best_case(row)
+        table.add_row(blob, "shortest pull that verifies", "", "", f"{shortest:.3f}")
+        table.add_row(blob, "its rate to curl's", "", "", f"{beside_curl:.2f}")
+    return table
+
+
+def best_case(row: Row) -> tuple[float, float]:
+    """Seconds per GB that a pull takes at least, and its rate to that of a curl that never waits for anything."""
+    n_gb, n_cores = row.n_bytes / 1e9, os.cpu_count() or 1
+    chain, curl = min(row.cpu_seconds[HASH]) / n_gb, min(row.cpu_seconds["curl"]) / n_gb
+    served, served_to_curl = (statistics.mean(row.server_cpu_seconds[side]) / n_gb for side in (PUNA, "curl"))
+    receiving = min(sum(pair) for pair in row.stages["receive"]) / n_gb
+    shortest = max(chain, (chain + receiving + served) / n_cores)
+    return shortest, max(curl, (curl + served_to_curl) / n_cores) / shortest
 
 
 def main() -> None:
@@ -173,16 +264,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for row in rows:
             measure(row, Path(folder), args.runs)
-    table = Table("blob", "side", "GB/s", "Puna's to it", "CPU s/GB", "memory", title="A pull over loopback")
-    for row in rows:
-        n_gb = row.n_bytes / 1e9
-        for side in SIDES:
-            rate = f"{n_gb / statistics.median(row.seconds[side]):.2f}"
-            cpu = f"{statistics.median(row.cpu_seconds[side]) / n_gb:.2f}"
-            memory = f"+{max(row.peak_bytes) / 1e6:.0f} MB" if side == "puna" else ""
-            table.add_row(f"{row.n_bytes // 10**6} MB", side, rate, f"{row.ratio(side):.2f}", cpu, memory)
     console = Console(width=120)
-    console.print(table)
+    console.print(table_of_sides(rows))
+    console.print(table_of_stages(rows))
     about = facts() | {"runs": args.runs, "streams": args.streams, "cores": os.cpu_count()}
     console.print(about, soft_wrap=True)
     if args.json:

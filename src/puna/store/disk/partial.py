@@ -109,7 +109,8 @@ class Partial:
             return
         with storing(self._blobs.folder, 1):
             if any(n_done for _, n_done in news):
-                os.fsync(self._descriptor)
+                with self._open() as descriptor:
+                    os.fsync(descriptor)
             for part, n_done in news:
                 self._write_state(part, n_done)
                 self._noted[part.number] = n_done

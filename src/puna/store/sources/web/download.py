@@ -1,6 +1,8 @@
 """One large file over several connections into the folder of blobs, hashed while it comes; stopped, it is taken up again.
 
-Each connection fills one part after another; a thread hashes what is there from the beginning without a gap. Who asks for a
+Each connection fills one part after another; a thread hashes what is there from the beginning without a gap. There are more
+connections only as long as that thread has nothing to do: no download can end before its hash, and what comes from far behind
+the beginning does not help it. Another thread sees to it that little is left to be flushed at the end. Who asks for a
 file that another thread or process is bringing waits for that one. Knows not who serves the file and how one gets access.
 """
 
@@ -29,7 +31,9 @@ N_PARTS = 16
 HASH_BYTES = 256 << 10
 TICK_S = 0.06
 HASH_TICK_S = 0.01
-NOTE_S = 1.0  # between two times that the parts' files say how much is there
+NOTE_S = 1.0  # between two times that the parts' files say how much is there, at most
+NOTE_BYTES = 64 << 20  # that come between two such times, at most: flushed while others come, not when all have come
+BEHIND_BYTES = 4 << 20  # that are there and not hashed; with more of them, another connection would not help
 END_S = 5.0  # how long threads may take to notice that all is over
 
 Open = Callable[[int, int], AbstractContextManager[Answer]]
@@ -148,35 +152,49 @@ class _Fetch:
         self._report = report
         self._sha256 = hashlib.sha256()
         self._shared = _Shared(deque(part for part in partial.parts if not part.is_done))
+        self._threads: list[threading.Thread] = []
 
     def run(self, n_streams: int) -> str:
         """Returns the digest of what is there."""
-        works = [self._work] * min(n_streams, len(self._shared.todo)) + [self._hash]
-        threads = [threading.Thread(target=self._guarded, args=(work,), name="download", daemon=True) for work in works]
-        for thread in threads:
-            thread.start()
+        n_streams = min(n_streams, len(self._shared.todo))
+        self._partial.note()
         try:
-            self._watch()
+            self._start("hash", self._hash)
+            self._start("flush", self._note)
+            self._watch(n_streams)
         finally:
-            self._end(threads)
+            self._end()
         return f"sha256:{self._sha256.hexdigest()}"
 
-    def _watch(self) -> None:
-        """Report, note and look for connections that hardly move, until all is here and hashed."""
-        shared, noted_at = self._shared, time.monotonic()
-        self._partial.note()
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._guarded, args=(work,), name=f"download: {name}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _watch(self, n_streams: int) -> None:
+        """Report, connect, and look for connections that hardly move, until all is here and hashed."""
+        shared, partial, n_started = self._shared, self._partial, 0
         while True:
+            if n_started < n_streams and partial.n_in_front - shared.n_hashed <= BEHIND_BYTES:
+                self._start("receive", self._work)
+                n_started += 1
             with shared.changed:
-                shared.changed.wait_for(lambda: shared.error or shared.n_hashed == self._partial.n_bytes, TICK_S)
-                error, is_over = shared.error, shared.n_hashed == self._partial.n_bytes
+                shared.changed.wait_for(lambda: shared.error or shared.n_hashed == partial.n_bytes, TICK_S)
+                error, is_over = shared.error, shared.n_hashed == partial.n_bytes
             if error is not None:
                 raise error
-            self._report(_at(self._remote, self._partial.n_done))
+            self._report(_at(self._remote, partial.n_done))
             if is_over:
                 return
             self._end_stalled()
-            if time.monotonic() - noted_at > NOTE_S:
-                self._partial.note()
+
+    def _note(self) -> None:
+        shared, partial = self._shared, self._partial
+        noted_at, n_noted = time.monotonic(), partial.n_done
+        while not shared.over.wait(TICK_S):
+            if partial.n_done - n_noted >= NOTE_BYTES or time.monotonic() - noted_at > NOTE_S:
+                n_noted = partial.n_done
+                partial.note()
                 noted_at = time.monotonic()
 
     def _end_stalled(self) -> None:
@@ -191,7 +209,7 @@ class _Fetch:
                 stream.is_stalled = True
                 stream.answer.abort()
 
-    def _end(self, threads: list[threading.Thread]) -> None:
+    def _end(self) -> None:
         shared = self._shared
         shared.over.set()
         with shared.changed:
@@ -199,7 +217,7 @@ class _Fetch:
             for stream in shared.streams:
                 stream.answer.abort()
         deadline = time.monotonic() + END_S
-        for thread in threads:
+        for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _guarded(self, work: Callable[[], None]) -> None:
