@@ -8,6 +8,8 @@ ARGS ?=
 PKG ?=
 JOBS ?= auto
 BIN := .venv/bin
+# The files of tests as tests/times.txt orders them, not those with the most tests first.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 QUESTION := What is the capital of France? Answer in one short sentence.
 
 # Only from the command line: shells that export their own PROMPT would otherwise send it to the model.
@@ -54,10 +56,10 @@ native: .venv/.ready
 	$(BIN)/puna native build $(ARGS)
 
 test: .venv/dev
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not thorough" $(ARGS)
+	$(BIN)/pytest -n $(JOBS) $(BY_FILE) -m "not thorough" $(ARGS)
 
 test-all: .venv/dev
-	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -n $(JOBS) $(BY_FILE) $(ARGS)
 
 quick: .venv/dev
 	$(BIN)/python -m tools.check

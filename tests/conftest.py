@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from puna.native import providers
 from puna.store.sources import elsewhere
 from puna.store.sources.web import reach
 from puna.store.store import Store
+from tests import needs, times
 
 # The tensor library's threads spin while they wait for each other; beside other busy processes that makes a test of
 # seconds one of minutes. Read when the library is opened, so it is set before; runners inherit it.
@@ -57,12 +59,19 @@ elsewhere.home = lambda: Path(_home.name)
 
 STARTER = "smollm2:135m"
 
-# Files whose tests take minutes together come first: a file belongs to one worker, and the last to begin ends last.
-_LONG = ("tests/unit/native/kernels/test_build.py", "tests/unit/store/test_processes.py")
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.path.as_posix().endswith(_LONG))
+    times.longest_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where nothing may be missing, what is skipped has failed, whoever skipped it and why."""
+    report = yield
+    if report.skipped and needs.is_complete() and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"PUNA_TESTS=complete, but this was skipped: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What some tests need of a machine beside Python: a compiler, and a library that was compiled with it.
+"""What some tests need of a machine beside Python: compilers, a library that was compiled, programs of the system.
 
 On a machine without, those tests are skipped and say why. Where PUNA_TESTS is ``complete``, as in what a merge must pass,
 nothing may be missing: they fail instead.
@@ -37,6 +37,13 @@ def c_compiler() -> str:
 
 def cxx_compiler() -> list[str]:
     return build.compiler() or _missing("there is no C++ compiler")
+
+
+def arm() -> None:
+    """A compiler for 64-bit ARM, and an emulator of such a processor."""
+    for program, package in (("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu"), ("qemu-aarch64", "qemu-user")):
+        if not shutil.which(program):
+            _missing(f"there is no {program}: apt-get install {package}")
 
 
 def kernels() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests import thorough
+from tests import thorough, times
 from tests.models.table import ROWS
 from tests.parity.test_architectures import CASES
 from tests.patience import PATIENCE_S
@@ -80,3 +81,82 @@ def test_a_merge_runs_all() -> None:
     assert any(line.startswith("make check") for line in lines)
     makefile = (ROOT / "Makefile").read_text()
     assert '-m "not thorough"' not in makefile.partition("\ntest-all:")[2].partition("\n\n")[0]
+
+
+def _programs(folder: Path, apt_get: str) -> list[str]:
+    """What .ci/programs says on a machine that has none of them, where *apt_get* is run in place of the system's."""
+    for name in ("bash", "cat", "touch", "chmod"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    for name, does in (("id", "echo 0"), ("apt-get", apt_get)):
+        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / name).chmod(0o755)
+    environ = {"PATH": str(folder)}
+    done = subprocess.run(
+        [ROOT / ".ci" / "programs"], env=environ, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    return done.stderr.splitlines()
+
+
+def test_programs_that_could_not_be_installed_are_named_with_the_tests_that_will_fail(tmp_path: Path) -> None:
+    said = _programs(tmp_path, "exit 100")
+    assert ".ci/programs: the list of packages could not be refreshed" in said
+    assert ".ci/programs: qemu-user could not be installed" in said
+    lost = [re.fullmatch(r".*: (\S+) is missing, so (\S+) will fail: sudo apt-get install (\S+)", line) for line in said]
+    found = {match[1]: (match[2], match[3]) for match in lost if match}
+    assert list(found) == ["docker-registry", "chromium", "aarch64-linux-gnu-g++", "qemu-aarch64"]
+    for test, package in found.values():
+        source = (ROOT / test).read_text() + (ROOT / "tests" / "needs.py").read_text()
+        assert package in source, "the test's own message names it too"
+
+
+def test_programs_that_can_be_installed_are_not_spoken_of(tmp_path: Path) -> None:
+    programs = "docker-registry chromium aarch64-linux-gnu-g++ qemu-aarch64"
+    makes = f'cd "${{0%/*}}" && touch {programs} && chmod +x {programs} && echo much'
+    assert _programs(tmp_path, makes) == []
+
+
+@pytest.mark.parametrize("skipped", ["@pytest.mark.skip(reason='of the moon')\n", ""])
+def test_nothing_is_skipped_where_all_must_pass(tmp_path: Path, skipped: str) -> None:
+    test = tmp_path / "test_it.py"
+    inside = "pass" if skipped else "pytest.skip('of the moon')"
+    test.write_text(f"import pytest\n{skipped}def test_it():\n    {inside}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    command += ["-p", "tests.conftest", str(test)]
+    for tests, status in (("complete", 1), ("", 0)):
+        environ = {**os.environ, "PUNA_TESTS": tests}
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=environ)
+        assert done.returncode == status, done.stdout
+        assert "of the moon" in done.stdout
+
+
+def test_the_files_that_take_longest_begin_first() -> None:
+    known = times.kept_s()
+    assert {path for path in known if not (ROOT / path).exists()} == set()
+    assert [*known.values()] == sorted(known.values(), reverse=True)
+    longest = [path for path in known if path.startswith("tests/unit/")]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *reversed(longest[:3])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout
+    assert list(dict.fromkeys(re.findall(r"^(tests/\S+?)::", done.stdout, re.MULTILINE))) == longest[:3]
+
+
+def test_what_a_file_costs_is_shown_and_processes_count(tmp_path: Path) -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    test = tmp_path / "test_busy.py"
+    test.write_text(f"import subprocess, sys\ndef test_it():\n    subprocess.run([sys.executable, '-c', {busy!r}], check=True)\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    command += ["-p", "tests.times", "-n", "1", "-k", "it", str(test)]
+    kept = times.KEPT.read_text()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout
+    shown = re.search(r"^ *([\d.]+) s +1 tests", done.stdout, re.MULTILINE)
+    assert shown
+    assert float(shown[1]) > 0.2
+    assert times.KEPT.read_text() == kept, "some of a file's tests say nothing of the whole file"
+
+
+def test_the_order_of_the_files_is_kept_by_all_workers() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "--dist loadfile --no-loadscope-reorder" in makefile
+    assert makefile.count("$(BY_FILE)") == 2

@@ -1,30 +1,28 @@
 """The instruction sets of 64-bit ARM: compiled by a cross compiler, and computed by an emulator of such a processor.
 
-``apt install g++-aarch64-linux-gnu qemu-user``; without those there is nothing here that could compute them.
+Both are programs of the system: ``apt install g++-aarch64-linux-gnu qemu-user``.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from puna.native.kernels import build
+from tests import needs
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SYSTEM = "/usr/aarch64-linux-gnu"  # the libraries of that processor
 ALL = [*reversed([*build.AARCH64]), "portable"]
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(not (shutil.which(COMPILER) and shutil.which(EMULATOR)), reason=f"no {COMPILER} or no {EMULATOR} here"),
-]
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    needs.arm()
     library = tmp_path_factory.mktemp("arm") / "libarm.so"
     build.compile_library(library, [COMPILER], machine="aarch64")
     return library
