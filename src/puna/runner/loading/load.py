@@ -15,6 +15,7 @@ from puna.host import usable_cores
 from puna.kvcache.cache import RememberingCache, SavingCache, StepEndCache
 from puna.model.pooling import Pooling
 from puna.native import cpu
+from puna.native.waits import waits
 from puna.runner.images.sight import Sight
 from puna.runner.loading.accounting import with_host
 from puna.runner.loading.engines import SEQUENCES_PER_REQUEST, Files, Opened, open_file
@@ -88,11 +89,12 @@ class Loaded(Opened):
 
     @contextmanager
     def paced(self, n_tokens: int) -> Iterator[None]:
-        """Around a step: with as many threads as go well beside other processes."""
+        """Around a step: with as many threads as go well beside other processes, which wait for each other as is best there."""
         if self.threads is None:
             yield
             return
         if self.threads.has_changed():
+            waits.shorten(self.threads.is_patient)
             self.backend.set_threads(self.threads.count)
             if self.eyes is not None:
                 self.eyes.backend.set_threads(self.threads.count)
