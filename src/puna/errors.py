@@ -13,6 +13,7 @@ PunaError
 ├── LoadError              a model could not be loaded
 │   └── OutOfMemory        it did not fit; carries what was asked for
 ├── RunnerDied             the runner's process ended or broke its stream
+│   └── NodeLost           the machine of a cluster that computed it is gone, or cannot be reached
 ├── Overloaded             the queue is full; try again
 ├── StoreError             the folder of models cannot be read, written or locked
 │   └── DiskFull           … for lack of space; carries how many bytes are missing
@@ -81,6 +82,10 @@ class OutOfMemory(LoadError):
 
 
 class RunnerDied(PunaError):
+    pass
+
+
+class NodeLost(RunnerDied):
     pass
 
 

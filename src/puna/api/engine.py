@@ -19,6 +19,7 @@ class EngineMemory(BaseModel):
 
 class EngineModel(BaseModel):
     name: str
+    node: str = ""  # of a cluster
     state: Literal["loading", "ready", "draining", "closing"]
     engine: str = ""
     context_length: int

@@ -205,6 +205,7 @@ class RunningModel(BaseModel):
     expires_at: str
     size_vram: int
     context_length: int
+    node: str | None = None  # of a cluster
 
 
 class PsReply(BaseModel):

@@ -20,7 +20,7 @@ from puna.server.http.bodies import BodiesInFlight
 from puna.server.http.middleware import CORS, CancelOnDisconnect, LocalHosts, Origins
 from puna.server.http.request_id import RequestIds
 from puna.server.http.trace_context import TraceContext
-from puna.server.placing.scheduler import Scheduler
+from puna.server.placing.placement import Placement
 from puna.server.running import at_work, pipeline_of
 from puna.settings import Settings
 from puna.store.store import Store
@@ -33,7 +33,7 @@ _ERRORS: dict[type[Exception], ExceptionHandler] = {
 }
 
 
-def create_app(settings: Settings, store: Store, scheduler: Scheduler, launcher: Launcher | None = None) -> Starlette:
+def create_app(settings: Settings, store: Store, scheduler: Placement, launcher: Launcher | None = None) -> Starlette:
     """Routes find what they need in ``Pipeline.of(request)``.
 
     *launcher*: what the scheduler starts runners with, if it has something to open and close.

@@ -19,11 +19,11 @@ from prometheus_client.registry import Collector
 
 from puna import __version__, wire
 from puna.errors import PunaError
-from puna.llm.runner import Runner
+from puna.llm.model_runner import Watched
 from puna.llm.spare import Spare
 from puna.server.http import request_id, trace_context
 from puna.server.placing.loaded import Loadable
-from puna.server.placing.table import LoadedModels
+from puna.server.placing.placement import Table
 from puna.store.models.model import StoredModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -68,7 +68,7 @@ class Record:
 class Metrics:
     """One server's numbers. May be written from one event loop only."""
 
-    def __init__(self, models: LoadedModels, spare: Spare | None = None) -> None:
+    def __init__(self, models: Table, spare: Spare | None = None) -> None:
         self._registry = registry = CollectorRegistry()
         self._labels = _Labels()
         self.followers: list[Callable[[Record], None]] = []  # of every generation that ends
@@ -126,6 +126,10 @@ class Metrics:
         idle = Gauge("puna_spare_runner_bytes", "Memory of the idle runner that waits for the next load.", registry=registry)
         idle.set_function(lambda: spare.private_bytes if spare else 0)
         ProcessCollector(registry=registry)  # of the server's process: memory, processor time, open files
+
+    def add(self, collector: Collector) -> None:
+        """Tell its numbers, too."""
+        self._registry.register(collector)
 
     async def text(self) -> bytes:
         await self._runners.look()
@@ -230,7 +234,7 @@ class Generation:
 class _RunnerHealth(Collector):
     """Read from the loaded models and from their runners when asked for."""
 
-    def __init__(self, models: LoadedModels, labels: _Labels) -> None:
+    def __init__(self, models: Table, labels: _Labels) -> None:
         self._loaded = models
         self._labels = labels
         self._healths: list[tuple[str, wire.Health]] = []
@@ -243,7 +247,7 @@ class _RunnerHealth(Collector):
         self._healths = [(name, health) for name, health in zip(names, found, strict=True) if health is not None]
 
     @staticmethod
-    async def _health(runner: Runner) -> wire.Health | None:
+    async def _health(runner: Watched) -> wire.Health | None:
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
                 return await runner.health()

@@ -25,7 +25,7 @@ from puna.server.checking.request import EmbeddingRequest, InferenceRequest
 from puna.server.http.caller import Caller
 from puna.server.metrics import Metrics
 from puna.server.placing.loaded import Place
-from puna.server.placing.scheduler import Scheduler
+from puna.server.placing.placement import Placement
 from puna.server.prompting.plan import PromptPlan, plan
 from puna.server.rendering import Renderers
 from puna.settings import Settings
@@ -36,7 +36,7 @@ from puna.store.store import Store
 class Pipeline:
     settings: Settings
     store: Store
-    scheduler: Scheduler
+    scheduler: Placement
     metrics: Metrics
     renderers: Renderers
 

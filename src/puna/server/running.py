@@ -11,7 +11,7 @@ from puna import packed_files
 from puna.llm.launch import Launcher
 from puna.server.metrics import Metrics
 from puna.server.pipeline import Pipeline
-from puna.server.placing.scheduler import Scheduler
+from puna.server.placing.placement import Placement
 from puna.server.rendering import Renderers
 from puna.server.tracing import open_tracing
 from puna.settings import Settings
@@ -20,7 +20,7 @@ from puna.store.store import Store
 log = logging.getLogger(__name__)
 
 
-def pipeline_of(settings: Settings, store: Store, scheduler: Scheduler, launcher: Launcher) -> Pipeline:
+def pipeline_of(settings: Settings, store: Store, scheduler: Placement, launcher: Launcher) -> Pipeline:
     """*launcher* is what the scheduler starts runners with."""
     return Pipeline(settings, store, scheduler, Metrics(scheduler.models, launcher.spare), Renderers())
 

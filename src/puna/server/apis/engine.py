@@ -23,7 +23,7 @@ from puna.llm.discovery import Machine
 from puna.server.http.access import may_manage
 from puna.server.http.replies import json_response
 from puna.server.pipeline import Pipeline
-from puna.server.placing.loaded import Loaded
+from puna.server.placing.placement import Shown
 
 RUNNER_TIMEOUT_S = 1.0
 
@@ -31,14 +31,14 @@ RUNNER_TIMEOUT_S = 1.0
 async def engine(request: Request) -> Response:
     scheduler = Pipeline.of(request).scheduler
     is_detailed = may_manage(request)
-    loaded = list(scheduler.models.values())
-    models = await asyncio.gather(*(_model(item, is_detailed=is_detailed) for item in loaded))
+    shown = scheduler.models.shown()
+    models = await asyncio.gather(*(_model(item, is_detailed=is_detailed) for item in shown))
     reply = EngineReply(
         version=__version__,
         now=time.monotonic(),
         waiting=len(scheduler.queue) + scheduler.models.n_waiting,
         devices=_devices(scheduler.machine),
-        models=sorted(models, key=lambda model: model.name),
+        models=sorted(models, key=lambda model: (model.name, model.node)),
     )
     return json_response(reply.model_dump())
 
@@ -56,16 +56,17 @@ def _devices(machine: Machine) -> list[EngineDevice]:
     ]
 
 
-async def _model(loaded: Loaded, *, is_detailed: bool) -> EngineModel:
+async def _model(loaded: Shown, *, is_detailed: bool) -> EngineModel:
     running = loaded.running(asyncio.get_running_loop().time())
     memory = running.memory
     health, occupancy = await _asked(loaded, is_detailed=is_detailed)
     return EngineModel(
         name=str(getattr(loaded.model, "name", loaded.model.model_path.name)),
+        node=loaded.node,
         state=loaded.state.value,
         engine=loaded.reply.engine if loaded.reply else "",
         context_length=loaded.n_ctx,
-        parallel=loaded.options.n_parallel,
+        parallel=loaded.n_parallel,
         seconds_left=None if math.isinf(running.seconds_left) else running.seconds_left,
         memory=[_on_device(device) for device in memory.devices] if memory else [],
         host_memory=memory.input_weights + memory.host if memory else 0,
@@ -84,7 +85,7 @@ def _on_device(memory: wire.DeviceMemory) -> EngineMemory:
     )
 
 
-async def _asked(loaded: Loaded, *, is_detailed: bool) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+async def _asked(loaded: Shown, *, is_detailed: bool) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """What the runner says of itself; a busy one that does not answer soon is not waited for."""
     runner = loaded.process
     if runner is None:

@@ -31,6 +31,7 @@ STATUS: dict[type[errors.PunaError], int] = {
     errors.LoadError: 500,
     errors.OutOfMemory: 500,
     errors.RunnerDied: 500,
+    errors.NodeLost: 502,
     errors.Overloaded: 503,
     errors.StoreError: 500,
     errors.DiskFull: 507,

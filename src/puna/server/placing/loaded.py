@@ -13,6 +13,7 @@ import msgspec
 
 from puna import wire
 from puna.llm.load import LoadRequirements
+from puna.llm.model_runner import ModelRunner
 from puna.llm.runner import Runner
 from puna.settings import FOREVER
 
@@ -46,6 +47,7 @@ class Loaded:
     reply: wire.LoadReply | None = None  # once it has its memory
     idle_until: float = FOREVER  # in the loop's clock, while idle
     task: asyncio.Task[Runner] | None = None
+    node: str = ""  # of a cluster
     timer: asyncio.TimerHandle | None = None
 
     def start_idling(self, expire: Callable[[Loaded], None]) -> None:
@@ -68,6 +70,11 @@ class Loaded:
         is_closing = self.state in (State.DRAINING, State.CLOSING)
         memory = self.reply.memory if self.reply else None
         return Running(self.model, memory, self.n_ctx, 0.0 if is_closing else left, is_closing)
+
+    @property
+    def n_parallel(self) -> int:
+        """Requests that are computed at once."""
+        return self.options.n_parallel
 
     @property
     def is_on_gpus(self) -> bool:
@@ -102,7 +109,7 @@ class Loaded:
 class Place:
     """What a request is served by: a runner, and how many tokens its prompt and answer may have there."""
 
-    runner: Runner
+    runner: ModelRunner
     n_ctx: int
     load_ns: int  # from the request's arrival until it had its place
 
@@ -116,3 +123,4 @@ class Running:
     n_ctx: int
     seconds_left: float
     is_closing: bool
+    node: str = ""  # of a cluster

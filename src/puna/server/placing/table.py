@@ -33,6 +33,10 @@ class LoadedModels(dict[Path, Loaded]):
         ready = (State.READY, State.DRAINING)
         return [(loaded.model, loaded.runner) for loaded in self.values() if loaded.state in ready]
 
+    def shown(self) -> list[Loaded]:
+        """All of them, in no order."""
+        return list(self.values())
+
     def held(self) -> list[Held]:
         """The memory of those that have been given theirs."""
         return [

@@ -52,6 +52,7 @@ def _running_model(running: Running) -> RunningModel:
         expires_at=_expiry(running.seconds_left),
         size_vram=_on_gpus(running.memory),
         context_length=running.n_ctx,
+        node=running.node or None,
     )
 
 

@@ -1,0 +1,79 @@
+"""The numbers of all nodes at one place, by node: what their replicas report, and what became of requests whose node was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from puna.cluster.head.replicas import Replica
+from puna.cluster.head.scheduler import ClusterScheduler
+
+_REPLICA = ["model", "node"]
+
+
+class ClusterMetrics(Collector):
+    def __init__(self, scheduler: ClusterScheduler) -> None:
+        self._scheduler = scheduler
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_nodes()
+        yield from self._of_replicas()
+        moved = CounterMetricFamily(
+            "puna_node_requests_moved", "Requests that went elsewhere before anything was streamed.", labels=["node"]
+        )
+        broken = CounterMetricFamily(
+            "puna_node_requests_broken", "Requests that ended in the middle of their answer with the node.", labels=["node"]
+        )
+        for family, counts in ((moved, self._scheduler.n_moved), (broken, self._scheduler.n_broken)):
+            for node, n in counts.items():
+                family.add_metric([node], n)
+            yield family
+
+    def _of_nodes(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("puna_node_up", "Whether the machine's node answers: 1 or 0.", labels=["node"])
+        free = GaugeMetricFamily("puna_node_memory_free_bytes", "Memory that models may still take there.", labels=["node"])
+        for node in self._scheduler.nodes.values():
+            up.add_metric([node.name], 1 if node.is_usable else 0)
+            if node.report is not None:
+                free.add_metric([node.name], node.report.free)
+        yield up
+        yield free
+
+    def _of_replicas(self) -> Iterator[Metric]:
+        for name, text, value in _GAUGES:
+            yield self._filled(GaugeMetricFamily(name, text, labels=_REPLICA), value)
+        for name, text, value in _COUNTERS:
+            yield self._filled(CounterMetricFamily(name, text, labels=_REPLICA), value)
+
+    def _filled(
+        self, family: GaugeMetricFamily | CounterMetricFamily, value: Callable[[Replica], int]
+    ) -> GaugeMetricFamily | CounterMetricFamily:
+        for replica in self._scheduler.models.replicas():
+            if replica.reported is not None:
+                family.add_metric([replica.reported.name, replica.node.name], value(replica))
+        return family
+
+
+def _of_health(field: str) -> Callable[[Replica], int]:
+    def value(replica: Replica) -> int:
+        health = replica.reported and replica.reported.health
+        return int(getattr(health, field)) if health else 0
+
+    return value
+
+
+_GAUGES: list[tuple[str, str, Callable[[Replica], int]]] = [
+    ("puna_replica_requests", "Requests of all heads that are on a replica.", lambda replica: replica.n_busy),
+    ("puna_replica_requests_waiting", "Those of them that wait in its runner.", _of_health("waiting")),
+    ("puna_replica_cache_cells_used", "Cells of its cache that hold a token.", _of_health("cache_used")),
+    ("puna_replica_prefix_keys", "Blocks of prompts that it is believed to hold.", lambda replica: len(replica.keys)),
+]
+_COUNTERS: list[tuple[str, str, Callable[[Replica], int]]] = [
+    ("puna_replica_tokens", "Tokens that it has computed, of prompts and answers.", _of_health("tokens")),
+    ("puna_replica_steps", "Steps that its engine has computed.", _of_health("steps")),
+]

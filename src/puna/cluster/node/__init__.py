@@ -1,0 +1,1 @@
+"""One machine of a cluster: the models that it holds, for all heads."""

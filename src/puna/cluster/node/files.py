@@ -1,0 +1,80 @@
+"""Where a node has the files of a model: in its own folder, where the head has them, or nowhere yet.
+
+A file that a head delivers becomes a blob without a manifest: it goes as such blobs do, when a server or a node that starts finds
+it unused. Nobody but a head that knows the key gets here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from puna.cluster.messages import File, Model
+from puna.errors import BadRequest, NotFound
+from puna.llm.load import LoadRequirements
+from puna.store.disk.blobs import CHUNK_BYTES, Blobs
+
+
+def find(blobs: Blobs, file: File) -> Path | None:
+    """By digest in the node's own folder, else by its path: there it is the same file if it has the same length.
+
+    Errors: BadRequest for a malformed digest; StoreError.
+    """
+    if file.digest and blobs.has(file.digest):
+        return blobs.path(file.digest)
+    path = Path(file.path)
+    try:
+        is_there = path.is_file() and path.stat().st_size == file.n_bytes
+    except OSError:
+        is_there = False
+    return path if is_there else None
+
+
+def missing(blobs: Blobs, files: Sequence[File]) -> list[int]:
+    """Their places in the list."""
+    return [number for number, file in enumerate(files) if find(blobs, file) is None]
+
+
+def located(blobs: Blobs, model: Model) -> tuple[Path, LoadRequirements]:
+    """The weights, and the requirements with this machine's paths.
+
+    Errors: NotFound naming the file.
+    """
+    paths: dict[str, Path] = {}
+    for file in model.files:
+        path = find(blobs, file)
+        if path is None:
+            raise NotFound(f"{file.path} is not on this node")
+        paths[file.path] = path
+    return paths[model.files[0].path], _with_paths(model.requirements, paths)
+
+
+def _with_paths(requirements: LoadRequirements, paths: Mapping[str, Path]) -> LoadRequirements:
+    options = requirements.options
+    options = msgspec.structs.replace(
+        options,
+        adapters=[str(paths[path]) for path in options.adapters],
+        projector=str(paths[options.projector]) if options.projector else "",
+    )
+    return LoadRequirements(options, requirements.explicit, requirements.num_gpu, requirements.main_gpu, requirements.n_ctx_most)
+
+
+async def receive(blobs: Blobs, digest: str, n_bytes: int, reader: asyncio.StreamReader) -> None:
+    """Make a blob of the bytes that come.
+
+    Errors: BadRequest when they are not what the digest says, or too few; DiskFull; StoreError.
+    """
+    blobs.path(digest)
+    writer = await asyncio.to_thread(blobs.writer, n_bytes)
+    with writer:
+        left = n_bytes
+        while left:
+            data = await reader.read(min(CHUNK_BYTES, left))
+            if not data:
+                raise BadRequest(f"{left} bytes of {digest} have not come")
+            left -= len(data)
+            await asyncio.to_thread(writer.write, data)
+        await asyncio.to_thread(writer.commit, digest)

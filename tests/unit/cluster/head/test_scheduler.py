@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from puna import wire
+from puna.cluster.head import line
+from puna.cluster.head.description import described
+from puna.cluster.head.scheduler import ClusterScheduler
+from puna.cluster.messages import WINDOW
+from puna.cluster.routing.demand import Demand
+from puna.cluster.routing.router import in_turn
+from puna.errors import LoadError, NodeLost, OutOfMemory, RunnerDied
+from tests.unit.cluster.fleet import Scripted, ask, fleet, requirements, until
+from tests.unit.llm.scripted import events, requests_to, wait_for_event
+
+
+def test_a_request_is_answered_by_a_node(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            told = await ask(head, machines.script())
+            assert (told.text, told.error) == ("Hello world", None)
+            assert told.done is not None
+            await until(lambda: [running.node for running in head.models.running()] == ["a"])
+
+    asyncio.run(play())
+
+
+def test_what_has_not_begun_to_answer_goes_elsewhere_when_its_node_is_lost(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script(pieces=["from b"])
+            machines.script(node="a", hang_at_piece=0)
+            request = asyncio.create_task(ask(head, model))
+            await wait_for_event(tmp_path / "a.model", "complete")
+            await machines.lose("a")
+            told = await request
+            assert (told.text, told.error) == ("from b", None)
+            assert dict(head.n_moved) == {"a": 1}
+            assert not head.n_broken
+
+    asyncio.run(play())
+
+
+def test_what_was_in_the_middle_of_its_answer_ends_with_one_error_that_says_so(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script(n_pieces=5, hang_at_piece=3)
+            request = asyncio.create_task(ask(head, model))
+            await until(lambda: any(replica.n_running for replica in head.models.replicas()))
+            await wait_for_event(tmp_path / "model", "complete")
+            await asyncio.sleep(0.2)
+            await machines.lose("a")
+            told = await request
+            assert (told.text, told.done) == ("x x x ", None)
+            assert isinstance(told.error, NodeLost)
+            assert "lost in the middle of it, after 3 pieces" in str(told.error)
+            assert dict(head.n_broken) == {"a": 1}
+            assert len(requests_to(tmp_path / "model", "complete")) == 1
+
+    asyncio.run(play())
+
+
+def test_a_runner_that_crashes_is_not_tried_on_the_next_machine(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            told = await ask(head, machines.script(die_at_piece=0))
+            assert type(told.error) is RunnerDied
+            assert "unexpectedly stopped" in str(told.error)
+            assert len(requests_to(tmp_path / "model", "complete")) == 1
+
+    asyncio.run(play())
+
+
+def test_a_node_that_says_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "LOST_AFTER_S", 1.0)
+
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script()
+            machines.script(node="a", hang_at_piece=0)
+            request = asyncio.create_task(ask(head, model))
+            await wait_for_event(tmp_path / "a.model", "complete")
+            reporting = machines.machines_["a"].service._reporting
+            assert reporting is not None
+            reporting.cancel()  # its connections stay open, as those of a machine without power do
+            told = await request
+            assert told.text == "Hello world"
+            assert dict(head.n_moved) == {"a": 1}
+
+    asyncio.run(play())
+
+
+def test_without_any_node_the_error_says_so(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head(patience_s=0.2) as head:
+            await machines.lose("a")
+            await until(lambda: not head.nodes.usable())
+            told = await ask(head, machines.script())
+            assert isinstance(told.error, NodeLost)
+
+    asyncio.run(play())
+
+
+def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head() as head:
+            model = machines.script()
+            assert (await ask(head, model)).text
+            await machines.lose("a")
+            await until(lambda: not head.nodes.usable())
+            await machines.add("a")
+            assert (await ask(head, model)).text == "Hello world"
+
+    asyncio.run(play())
+
+
+def test_who_leaves_early_cancels_the_request_on_its_node(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head() as head:
+            model = machines.script(n_pieces=1000, piece_delay_s=0.01)
+            async with head.acquire(model, requirements()) as acquired:
+                replies = acquired.runner.complete(wire.CompletionRequest(prompt="why"))
+                await anext(replies)
+                await replies.aclose()
+                await wait_for_event(tmp_path / "model", "cancelled")
+            assert events(tmp_path / "model")[-1][1] < 1000
+            await until(lambda: all(replica.n_busy == 0 for replica in head.models.replicas()))
+
+    asyncio.run(play())
+
+
+def test_what_a_reader_does_not_take_is_not_sent_to_the_head(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head() as head:
+            piece, n_pieces = "y" * 1024, 400
+            model = machines.script(pieces=[piece] * n_pieces)
+            async with head.acquire(model, requirements()) as acquired:
+                replies = acquired.runner.complete(wire.CompletionRequest(prompt="why"))
+                assert await anext(replies) == wire.Piece(content=piece)
+                assert (await ask(head, model)).n_pieces == n_pieces  # others on the same line are not kept waiting
+                node = head.nodes["a"]
+                assert node.line is not None
+                waiting = [mailbox for mailbox in node.line._open.values() if len(mailbox._replies) > 1]
+                assert [len(mailbox._replies) <= WINDOW // 1024 + 1 for mailbox in waiting] == [True]
+                rest = [reply async for reply in replies]
+                assert len(rest) == n_pieces  # the other pieces, and the last message
+
+    asyncio.run(play())
+
+
+def test_conversations_go_where_their_beginning_is(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b", "c") as machines, machines.head() as head:
+            model = machines.script()
+            for name in "abc":
+                machines.script(node=name, pieces=[f"from {name}"], cache_cells=100000)
+            await everywhere(head, model)
+            told: dict[int, list[str]] = {}
+            prompts = {number: f"conversation {number} " * 40 for number in range(9)}
+            for _ in range(4):
+                for number, prompt in prompts.items():
+                    answer = (await ask(head, model, prompt)).text
+                    told.setdefault(number, []).append(answer)
+                    prompts[number] = f"{prompt}{answer} and then? " + "more " * 20
+            assert all(len(set(answers)) == 1 for answers in told.values())
+            assert {answers[0] for answers in told.values()} == {"from a", "from b", "from c"}
+
+    asyncio.run(play())
+
+
+def test_another_head_knows_what_replicas_hold(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b", "c") as machines, machines.head() as head, machines.head(route=in_turn) as other:
+            model, prompt = machines.script(), "a long conversation " * 40
+            for name in "abc":
+                machines.script(node=name, pieces=[f"from {name}"], cache_cells=100000)
+            await everywhere(head, model)
+            first = (await ask(other, model, prompt)).text
+            node = first.removeprefix("from ")
+            await until(lambda: len(head.nodes[node].replicas[str(model.model_path)].keys) > 0)
+            assert {(await ask(head, model, prompt)).text for _ in range(4)} == {first}
+
+    asyncio.run(play())
+
+
+async def everywhere(head: ClusterScheduler, model: Scripted) -> None:
+    """The model is loaded on all nodes."""
+    head.models.know(model, described(model, requirements(), None))
+    known = head.models.known(str(model.model_path))
+    assert known is not None
+    for _ in head.nodes.usable():
+        await head._start_another(known.model)
+    await until(lambda: sum(replica.is_usable for replica in head.models.replicas()) == len(head.nodes))
+
+
+def test_a_model_goes_where_its_memory_is(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path) as machines:
+            await machines.add("a", limit=4000)
+            await machines.add("b", limit=12000)
+            await machines.add("c", limit=10000)
+            async with machines.head() as head:
+                first, second = machines.script("first", needs=8000), machines.script("second", needs=7000)
+                third = machines.script("third", needs=3000)
+                for model in (first, second, third):
+                    assert (await ask(head, model)).error is None
+                await until(lambda: len(head.models.running()) == 3)
+                placed = {Path(replica.key).name: replica.node.name for replica in head.models.replicas()}
+                assert placed["first"] == "b"
+                assert set(placed.values()) <= {"a", "b", "c"}
+
+    asyncio.run(play())
+
+
+def test_a_node_that_finds_no_room_is_passed_over_and_the_last_one_says_why(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script()
+            machines.script(node="a", out_of_memory=True)
+            assert (await ask(head, model)).text == "Hello world"
+            await until(lambda: [running.node for running in head.models.running()] == ["b"])
+            told = await ask(head, machines.script("huge", out_of_memory=True))
+            assert isinstance(told.error, OutOfMemory)
+            broken = await ask(head, machines.script("broken", exit_at_load=3))
+            assert isinstance(broken.error, RunnerDied | LoadError)
+
+    asyncio.run(play())
+
+
+def test_a_queue_brings_another_replica_and_quiet_takes_it_away(tmp_path: Path) -> None:
+    async def play() -> None:
+        demand = lambda: Demand(start_after_s=0.0, drain_after_s=0.0)  # noqa: E731
+        async with fleet(tmp_path, "a", "b") as machines, machines.head(demand=demand) as head:
+            model = machines.script(n_pieces=200, piece_delay_s=0.02)
+            options = requirements(n_parallel=1)
+            requests = [asyncio.create_task(ask(head, model, f"why {n}", options=options)) for n in range(3)]
+            await until(lambda: sum(replica.is_usable for replica in head.models.replicas()) == 2)
+            assert all(told.error is None for told in await asyncio.gather(*requests))
+            await until(lambda: len(list(head.models.replicas())) == 1)
+            assert (await ask(head, model, options=options)).error is None
+
+    asyncio.run(play())
+
+
+def test_a_node_that_retires_finishes_what_it_has_and_takes_no_more(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script(pieces=["from b"])
+            machines.script(node="a", n_pieces=50, piece_delay_s=0.02)
+            running = asyncio.create_task(ask(head, model))
+            await wait_for_event(tmp_path / "a.model", "complete")
+            machines.machines_["a"].service.retire()
+            # At once, and so before the head has heard of it, too.
+            assert {(await ask(head, model)).text for _ in range(3)} == {"from b"}
+            assert not machines.machines_["a"].is_idle.is_set()
+            told = await running
+            assert (told.n_pieces, told.error) == (50, None)
+            await asyncio.wait_for(machines.machines_["a"].is_idle.wait(), 60)
+            assert not head.n_moved
+
+    asyncio.run(play())
