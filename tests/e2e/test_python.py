@@ -51,6 +51,15 @@ def test_an_answer_says_what_it_took(engine: Engine) -> None:
     assert all(len(entry.top) == 2 and entry.logprob <= 0 for entry in answer.logprobs)
 
 
+def test_a_link_to_a_file_with_another_name_is_a_model(model: Path, tmp_path: Path) -> None:
+    """As those in a hub's cache are."""
+    (tmp_path / "blob").hardlink_to(model)
+    link = tmp_path / "linked.gguf"
+    link.symlink_to("blob")
+    with Engine(link, n_ctx=64, models=tmp_path / "models") as engine:
+        assert engine.generate(PROMPT, num_predict=1, ignore_eos=True).tokens == 1
+
+
 def test_pieces_of_a_stream_are_the_answer(engine: Engine) -> None:
     whole = engine.generate(PROMPT, num_predict=12, ignore_eos=True, temperature=0.0)
     stream = engine.stream_generate(PROMPT, num_predict=12, ignore_eos=True, temperature=0.0)

@@ -246,7 +246,7 @@ def _reference(model: str | Path) -> str:
     """
     path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return str(path.resolve())
+        return str(path.absolute())  # a link keeps its name: what it leads to need not end so
     if isinstance(model, Path) or model.startswith(("./", "../", "/", "~")):
         raise NotFound(f"no such GGUF file: {model}")
     return model
