@@ -13,7 +13,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -39,6 +39,9 @@ _SHOWN_STDERR_CHARS = 500
 _GENERAL_LIBRARIES = ("Vulkan",)  # drive hardware that others drive better
 _GIB = 1 << 30
 
+Ask = Callable[[], Awaitable[wire.Discovery | None]]
+"""None: it cannot be told."""
+
 
 def parse(status: int, stdout: bytes, stderr: bytes) -> wire.Discovery:
     """What the process found, or as ``error`` why there is nothing."""
@@ -50,13 +53,11 @@ def parse(status: int, stdout: bytes, stderr: bytes) -> wire.Discovery:
         said = stderr.decode("utf-8", "replace").strip()[-_SHOWN_STDERR_CHARS:]
         how = f"signal {-status}" if status < 0 else f"status {status}"
         return wire.Discovery(devices=[], error=f"the search for devices ended with {how}{': ' if said else ''}{said}")
-    return wire.Discovery(
-        devices=without_doubles(found.devices),
-        filters=found.filters,
-        error=found.error,
-        physical_cores=found.physical_cores,
-        threads=found.threads,
-    )
+    return cleaned(found)
+
+
+def cleaned(found: wire.Discovery) -> wire.Discovery:
+    return msgspec.structs.replace(found, devices=without_doubles(found.devices))
 
 
 def without_doubles(devices: Sequence[wire.Device]) -> list[wire.Device]:
@@ -118,13 +119,15 @@ def _not_started(error: OSError) -> wire.Discovery:
 class Machine:
     """The devices of this machine; one search at a time.
 
-    *environ* is for runners, over the server's own: what keeps them from drivers that end processes, if any do.
+    *environ* is for runners, over the server's own: what keeps them from drivers that end processes, if any do. *ask* is a
+    process that runs anyway and may be lost: only where it cannot tell is another started for the first look.
     """
 
     environ: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, command: Sequence[str] = COMMAND, ask: Ask | None = None) -> None:
         self._command = command
+        self._ask = ask
         self._lock = asyncio.Lock()
         self._found: wire.Discovery | None = None
         self._looked_at = 0.0
@@ -148,8 +151,11 @@ class Machine:
             return self._found
 
     async def _search(self) -> wire.Discovery:
-        found = await look(self._command)
         self.environ = MappingProxyType({})
+        told, self._ask = await self._ask() if self._ask else None, None
+        if told is not None and not told.error:
+            return cleaned(told)
+        found = await look(self._command)
         if not found.error:
             return found
         rest = await look(self._command, environ=WITHOUT_DRIVERS)

@@ -212,6 +212,13 @@ class Runner:
         """Errors: RunnerDied when the runner does not answer."""
         return await self._ask("/occupancy", None, wire.Occupancy, timeout_s=REQUEST_TIMEOUT_S)
 
+    async def devices(self, timeout_s: float) -> wire.Discovery:
+        """What this machine computes on, as the runner's process sees it; it has opened the drivers then.
+
+        Errors: RunnerDied when the runner does not answer.
+        """
+        return await self._ask("/devices", None, wire.Discovery, timeout_s=timeout_s)
+
     async def tokenize(self, content: str, *, add_special: bool = True, markers: Sequence[str] = ()) -> list[int]:
         """Of the text, without what the *markers* in it stand for."""
         request = wire.TokenizeRequest(content=content, add_special=add_special, markers=list(markers))

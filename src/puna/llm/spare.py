@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from pathlib import Path
 
+from puna import wire
 from puna.errors import LoadError, PunaError
 from puna.host import private_bytes
 from puna.llm.runner import SPARE_COMMAND, Runner, command_for
@@ -62,6 +63,21 @@ class Spare:
     def _started(self) -> Runner | None:
         task = self._starting
         return task.result() if task is not None and task.done() and not task.cancelled() and not task.exception() else None
+
+    async def devices(self) -> wire.Discovery | None:
+        """What this machine computes on, as the spare sees it: its process opens the tensor library anyway.
+
+        None where there is no spare, or none that answers: drivers may have ended it.
+        """
+        starting = self._starting
+        if starting is None:
+            return None
+        try:
+            runner = await asyncio.shield(starting)
+            return await runner.devices(ANSWER_TIMEOUT_S)
+        except PunaError as error:
+            log.warning("the spare runner cannot tell the devices: %s", error)
+            return None
 
     async def launch(self, model_path: Path) -> Runner:
         """A runner for this model: the spare, or one that is started now.

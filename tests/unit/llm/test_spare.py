@@ -19,6 +19,7 @@ import uvloop
 from puna import wire
 from puna.errors import LoadError
 from puna.llm import spare as spare_module
+from puna.llm.discovery import Machine
 from puna.llm.runner import Runner
 from puna.llm.spare import Spare
 from tests.patience import PATIENCE_S
@@ -78,6 +79,48 @@ def test_a_load_takes_the_spare_and_another_comes_once_the_load_is_over(monkeypa
             await runner.close()
 
     uvloop.run(scenario())
+
+
+def counting(folder: Path) -> list[str]:
+    """A search for devices that notes each time it is run."""
+    return [sys.executable, "-c", f"open({str(folder / 'runs')!r}, 'a').write('x'); print('{{\"devices\": []}}')"]
+
+
+def test_a_spare_tells_the_devices_and_no_other_process_looks_for_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with spare_of(refill=False) as spare:
+            machine = Machine(counting(tmp_path), ask=spare.devices)
+            spare.start()
+            looking = asyncio.create_task(machine.look())
+            await asyncio.sleep(0)
+            runner = await spare.launch(MODEL)  # it may be taken while it is asked
+            found = await looking
+            await runner.close()
+            assert "cpu" in [device.kind for device in found.devices]
+            assert found.physical_cores
+            assert await machine.look() is found
+
+    uvloop.run(scenario())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("spare_command", [None, ("false",), (*RUNNER, "--spare")], ids=["none", "does not start", "dies"])
+def test_where_no_spare_can_tell_a_search_is_started(spare_command: tuple[str, ...] | None, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with spare_of(refill=False, command=spare_command or ("true",)) as spare:
+            machine = Machine(counting(tmp_path), ask=spare.devices)
+            if spare_command:
+                spare.start()
+            if spare_command and len(spare_command) > 1:
+                await until(lambda: spare.pid)
+                os.kill(spare.pid, signal.SIGKILL)
+            found = await machine.look()
+            assert (found.devices, found.error) == ([], "")
+            machine.forget()
+            await machine.look()  # the spare is asked once
+
+    uvloop.run(scenario())
+    assert (tmp_path / "runs").read_text() == "xx"
 
 
 def test_the_next_spare_belongs_to_no_request(monkeypatch: pytest.MonkeyPatch) -> None:

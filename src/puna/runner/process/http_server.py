@@ -11,6 +11,7 @@ from collections.abc import Generator
 
 import uvicorn
 
+from puna.runner.process.discover import discover
 from puna.runner.process.serve import DRAIN_S, close, on_signal
 from puna.runner.service import EngineService
 from puna.runner.transport.counters import Counters
@@ -51,7 +52,7 @@ class _Server(uvicorn.Server):
 
 def make_server(service: EngineService, key: str) -> uvicorn.Server:
     counters = Counters()
-    door = Door(service, counters)
+    door = Door(service, counters, discover)
     config = uvicorn.Config(
         make_app(service, counters, door, key),
         http="httptools",

@@ -17,6 +17,7 @@ import signal
 import socket
 import stat
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from puna.runner.transport.named_model import NamedModel
 
 if TYPE_CHECKING:
     from puna.runner.service import EngineService
-    from puna.wire import LoadRequest
+    from puna.wire import Discovery, LoadRequest
 
     MakeEngine = Callable[[Path], EngineService]
 
@@ -105,20 +106,30 @@ def _serve_parent(args: argparse.Namespace, make: MakeEngine) -> None:
     _log_to_stderr(args)
 
     # What takes time to import comes after the greeting.
+    from puna.runner.process.discover import discover
     from puna.runner.process.serve import serve_parent
     from puna.runner.process.starting import StartingEngine
     from puna.runner.transport.channel import Channel
     from puna.runner.transport.counters import Counters
     from puna.runner.transport.outbox import Outbox
 
+    is_prepared = threading.Event()
+
     def make_when_named() -> EngineService:
-        if args.spare:
-            prepare()
+        try:
+            if args.spare:
+                prepare()
+        finally:
+            is_prepared.set()
         return make(named.wait() if args.spare else args.model)
+
+    def devices() -> Discovery:
+        is_prepared.wait()  # the library is opened by one thread
+        return discover()
 
     engine = StartingEngine(make_when_named, _load_request(args) if args.load else None)
     outbox = Outbox(connection)
-    channel = Channel(engine, outbox, named, Counters())
+    channel = Channel(engine, outbox, named, Counters(), devices)
     inbox.follow(channel.handle)
     serve_parent(engine, outbox, channel.close)
 

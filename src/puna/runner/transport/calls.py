@@ -9,6 +9,7 @@ from puna.runner.failures import require_ready
 from puna.runner.service import EngineService, Handle
 from puna.runner.transport.counters import Counters
 from puna.wire import (
+    Discovery,
     EmbeddingReply,
     EmbeddingRequest,
     Failed,
@@ -26,13 +27,16 @@ Reply = Callable[[Message], None]
 """Takes the answer, or Failed; any thread."""
 
 QUICK_PATHS = frozenset({"/health", "/occupancy"})  # answered at once, also while everything else is busy
-PATHS = (*sorted(QUICK_PATHS), "/load", "/embedding", "/images", "/tokenize", "/detokenize")
+PATHS = (*sorted(QUICK_PATHS), "/devices", "/load", "/embedding", "/images", "/tokenize", "/detokenize")
 
 
 class Calls:
-    def __init__(self, service: EngineService, counters: Counters) -> None:
+    """*devices* looks at those of this machine, and may take a while."""
+
+    def __init__(self, service: EngineService, counters: Counters, devices: Callable[[], Discovery]) -> None:
         self._service = service
         self._counters = counters
+        self._devices = devices
 
     def answer(self, path: str, body: bytes, reply: Reply) -> Handle | None:
         """Find the answer and *reply* with it once, now or later; nothing is sent where this raises.
@@ -46,6 +50,8 @@ class Calls:
                 reply(service.health())
             case "/occupancy":
                 reply(service.occupancy())
+            case "/devices":
+                reply(self._devices())
             case "/load":
                 reply(service.load(decode(LoadRequest, body)))
             case "/tokenize":

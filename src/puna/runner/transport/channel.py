@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +27,7 @@ from puna.wire import (
     Cancel,
     Command,
     Complete,
+    Discovery,
     Done,
     Failed,
     Message,
@@ -104,12 +106,19 @@ class _Exchange:
 
 
 class Channel:
-    def __init__(self, service: EngineService, outlet: Outlet, named: NamedModel, counters: Counters) -> None:
+    def __init__(
+        self,
+        service: EngineService,
+        outlet: Outlet,
+        named: NamedModel,
+        counters: Counters,
+        devices: Callable[[], Discovery],
+    ) -> None:
         self.outlet = outlet
         self._service = service
         self._named = named
         self._counters = counters
-        self._calls = Calls(service, counters)
+        self._calls = Calls(service, counters, devices)
         self._lock = threading.Lock()
         self._exchanges: dict[int, _Exchange] = {}
         self._is_closed = False

@@ -36,6 +36,7 @@ from puna.wire import (
     Cancel,
     Complete,
     CompletionRequest,
+    Discovery,
     Failed,
     Piece,
     Reply,
@@ -122,8 +123,8 @@ class Door:
 
     n_unsent = 0
 
-    def __init__(self, service: EngineService, counters: Counters) -> None:
-        self._channel = Channel(service, self, NamedModel(), counters)
+    def __init__(self, service: EngineService, counters: Counters, devices: Callable[[], Discovery]) -> None:
+        self._channel = Channel(service, self, NamedModel(), counters, devices)
         self._numbers = itertools.count()
         self._open: dict[int, Replies] = {}
 
@@ -261,7 +262,7 @@ def make_app(service: EngineService, counters: Counters, door: Door, key: str) -
         return JSONResponse(gauges | {"completions": counters.counts()})
 
     endpoint = Endpoint(door)
-    methods = {"/health": ["GET"]}
+    methods = {"/health": ["GET"], "/devices": ["GET"]}
     routes = [Route(path, endpoint, methods=methods.get(path, ["POST"])) for path in ("/completion", *PATHS)]
     app = Starlette(
         routes=[Route("/metrics", metrics), *routes],

@@ -1,7 +1,7 @@
 """The server that belongs to one command, which may be about to ask a model (see puna.cli.private_server).
 
 It serves on an inherited socket and ends when its standard input does. Importing the server takes longer than starting a
-process: so the spare runner and the search for devices come first, and import on another core meanwhile. Nothing heavy may
+process: so the spare runner comes first, and imports on another core meanwhile. It looks for devices, too. Nothing heavy may
 be imported by this module.
 """
 
@@ -61,11 +61,12 @@ def serve(settings: Settings, listener: socket.socket, *, expects_model: bool) -
 
 
 async def _serve(settings: Settings, listener: socket.socket, *, has_spare: bool) -> None:
-    machine = Machine()
-    launcher = Launcher(Spare(refill=False) if has_spare else None, machine=machine)
+    spare = Spare(refill=False) if has_spare else None
+    machine = Machine(ask=spare.devices if spare else None)
+    launcher = Launcher(spare, machine=machine)
     launcher.open()
     looking = asyncio.create_task(machine.look(), name="first look at the machine") if has_spare else None
-    await asyncio.sleep(0)  # the processes are there after the first steps of the tasks that start them
+    await asyncio.sleep(0)  # the process is there after the first step of the task that starts it
     from puna.server.process.serve import serve_on
 
     try:

@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from tests.patience import PATIENCE_S
+from tests.tiny import write_llama
 from tests.unit.runner.fake_engine import FakeEngine
 
 from puna.errors import FileFormatError
@@ -393,7 +394,7 @@ def test_a_channel_needs_a_socket(arguments: list[str], stdin: int) -> None:
     assert "need a socket as standard input" in said
 
 
-def test_a_spare_has_imported_all_that_a_load_uses() -> None:
+def test_a_spare_has_imported_all_that_a_load_uses(tmp_path: Path) -> None:
     """What is imported in the load of a model would be missing from what makes the spare worth its memory."""
     code = (
         "import sys\n"
@@ -403,18 +404,17 @@ def test_a_spare_has_imported_all_that_a_load_uses() -> None:
         "from pathlib import Path\n"
         "from puna.runner.engine import Engine\n"
         "from puna.wire import CompletionRequest, Done, LoadRequest\n"
-        "from tests.tiny import write_llama\n"
-        "import tempfile, threading, time\n"
+        "import threading, time\n"
         "known = set(sys.modules)\n"
-        "with tempfile.TemporaryDirectory() as folder:\n"
-        "    engine = Engine(write_llama(Path(folder) / 'tiny.gguf', n_layers=1))\n"
-        "    assert engine.load(LoadRequest()).success\n"
-        "    while engine.health().status != 'ready': time.sleep(0.01)\n"
-        "    ended = threading.Event()\n"
-        "    engine.submit(CompletionRequest(prompt='a', n_predict=3), lambda r: isinstance(r, Done) and ended.set())\n"
-        "    assert ended.wait(120)\n"
-        "    engine.close()\n"
+        "engine = Engine(Path(sys.argv[1]))\n"
+        "assert engine.load(LoadRequest()).success\n"
+        "while engine.health().status != 'ready': time.sleep(0.01)\n"
+        "ended = threading.Event()\n"
+        "engine.submit(CompletionRequest(prompt='a', n_predict=3), lambda r: isinstance(r, Done) and ended.set())\n"
+        "assert ended.wait(120)\n"
+        "engine.close()\n"
         "print(sorted(m for m in set(sys.modules) - known if not m.startswith('encodings')))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    model = write_llama(tmp_path / "tiny.gguf", n_layers=1)
+    done = subprocess.run([sys.executable, "-c", code, model], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr

@@ -28,22 +28,27 @@ from puna.runner.transport.named_model import NamedModel
 from puna.runner.transport.outbox import Outbox
 from puna.wire import (
     Addressed,
+    Answer,
     Call,
     Cancel,
     Command,
     Complete,
     CompletionReply,
     CompletionRequest,
+    Device,
+    Discovery,
     Failed,
     Image,
     ImagesRequest,
     NameModel,
     Piece,
     Reply,
+    decode,
     decode_addressed,
     encode,
 )
 
+DEVICES = Discovery(devices=[Device(name="CPU", library="CPU", kind="cpu", free=1, total=2)], physical_cores=3)
 LOADING = "model is still loading (25%), wait for /health to say ready"
 
 
@@ -56,7 +61,7 @@ class Line:
         self.heard = self.parent.makefile("rb")
         self.engine, self.named, self.counters = engine, NamedModel(), Counters()
         self.outbox = Outbox(end)
-        self.channel = Channel(engine, self.outbox, self.named, self.counters)
+        self.channel = Channel(engine, self.outbox, self.named, self.counters, lambda: DEVICES)
         self._end = end
         self._inbox = Inbox()
         self._inbox.follow(self.channel.handle)
@@ -289,3 +294,10 @@ def test_images_that_take_long_keep_no_text_waiting(line: Line, monkeypatch: pyt
     assert line.answers(100)
     are_read.set()
     assert all(line.answers(*range(6), *range(10, 16)).values())
+
+
+def test_devices_are_told_before_there_is_a_model(line: Line) -> None:
+    line.say(Call(id=1, path="/devices", body=msgspec.Raw(b"{}")))
+    (answer,) = line.answers(1)[1]
+    assert isinstance(answer, Answer)
+    assert decode(Discovery, bytes(answer.body)) == DEVICES
