@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import mmap
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -155,6 +157,31 @@ def test_progress_grows_to_one(tmp_path: Path) -> None:
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     backend.close()
+
+
+def steps_of_a_load(path: Path) -> int:
+    """Functions of Python that are called on this thread until the weights are read."""
+    calls: list[str] = []
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    gc.collect()  # what it calls is none of the load's
+    sys.setprofile(count)
+    try:
+        with PunaEngine(path):
+            pass
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_a_load_takes_as_many_steps_as_there_are_layers(tmp_path: Path) -> None:
+    """Not their square, as where each weight is compared with all that were placed before."""
+    path = tmp_path / "m.gguf"
+    steps = [steps_of_a_load(write_llama(path, n_layers=n, n_embd=64, n_ff=64, n_heads=1, n_kv_heads=1)) for n in (1, 1, 40, 80)]
+    assert steps[3] - steps[2] < 1.2 * (steps[2] - steps[1])
 
 
 def test_a_graph_is_built_once_while_its_shape_lasts(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import uvloop
 
 from puna import environment
 from puna.llm.discovery import look
-from puna.llm.runner import SPARE_COMMAND, Runner, command_for
+from puna.llm.early import SPARE_COMMAND
+from puna.llm.runner import Runner, command_for
 from puna.store.creating import quantise as quantising
 from puna.store.sources.packages.pip import Pip
 from tests.patience import wait_until

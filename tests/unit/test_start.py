@@ -21,11 +21,17 @@ BUDGETS = {
         205,
         ("numpy", "httpx", "rich", "prompt_toolkit", "pydantic", "puna.server"),
     ),
+    "puna help, its arguments read": (
+        "import contextlib, io; from puna.cli.app import app\n"
+        "with contextlib.redirect_stdout(io.StringIO()): app(['help', 'environment'], standalone_mode=False)",
+        210,
+        ("numpy", "httpx", "rich", "prompt_toolkit", "pydantic", "puna.server"),
+    ),
     "puna run": ("import puna.cli.main, puna.cli.app, puna.api.client", 205, ("numpy", "rich", "pydantic", "puna.server")),
     "a private server, before it starts others": (
         "import puna.server.process.private",
-        250,
-        ("numpy", "typer", "click", "pydantic", "starlette", "uvicorn", "puna.cli", "puna.store", "puna.server.app"),
+        118,
+        ("asyncio", "argparse", "msgspec", "psutil", "uvloop", "typer", "click", "puna.cli", "puna.store", "puna.wire"),
     ),
     "puna serve": (
         "import puna.server.process.private, puna.server.process.serve",

@@ -31,7 +31,9 @@ from puna.errors import (
     UnsupportedModel,
 )
 from puna.llm.channel import Channel, NonsenseError
+from puna.llm.early import Begun
 from puna.llm.oom import oom_kills
+from puna.llm.process import Attached, attach
 from puna.llm.stderr import Tail
 
 log = logging.getLogger(__name__)
@@ -43,8 +45,8 @@ REQUEST_TIMEOUT_S = 120.0  # for answers that need no model step: health, tokeni
 CLOSE_GRACE_S = 3.0
 _LONGEST_LINE = 1024 * 1024  # of what it prints
 _DECODE_ASIDE = 1 << 18  # bytes; to decode longer answers would keep other requests waiting
-_POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
-_POLL_GROWTH = 1.25  # a first answer waits for what is polled too late
+_POLL_FIRST_S, _POLL_LAST_S = 0.002, 0.1
+_POLL_GROWTH = 1.1  # a first answer waits for what is polled too late: by a tenth of the load
 
 _ERRORS_BY_STATUS: dict[int, type[PunaError]] = {
     400: BadRequest,
@@ -61,10 +63,6 @@ def command_for(model_path: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "puna", "runner", "--channel", "--model", str(model_path)]
 
 
-# A runner that gets ready before its model is known; Runner.name_model says it.
-SPARE_COMMAND = (sys.executable, "-P", "-m", "puna", "runner", "--spare")
-
-
 def error_from(failed: wire.Failed) -> PunaError:
     """The exception that stands for a failure a runner reported."""
     return _ERRORS_BY_STATUS.get(failed.status, PunaError)(failed.error)
@@ -73,7 +71,7 @@ def error_from(failed: wire.Failed) -> PunaError:
 class Runner:
     """One runner process. Made by ``start``; every method may be used by many tasks at once."""
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: Channel) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | Attached, channel: Channel) -> None:
         self._process = process
         self._channel = channel
         self._tail = Tail()
@@ -113,6 +111,15 @@ class Runner:
             raise
         finally:
             end.close()
+        return await cls._greeted(process, own_end, timeout_s)
+
+    @classmethod
+    async def adopt(cls, begun: Begun, timeout_s: float = START_TIMEOUT_S) -> Runner:
+        """As start, of a process that has been started already."""
+        return await cls._greeted(await attach(begun.process, _LONGEST_LINE), begun.line, timeout_s)
+
+    @classmethod
+    async def _greeted(cls, process: asyncio.subprocess.Process | Attached, own_end: socket.socket, timeout_s: float) -> Runner:
         channel = Channel()
         runner = cls(process, channel)
         try:
@@ -289,6 +296,8 @@ class Runner:
         await asyncio.wait([self._printed], timeout=1.0)
         self._printed.cancel()
         await asyncio.gather(self._printed, return_exceptions=True)
+        if isinstance(self._process, Attached):
+            self._process.close()
 
     async def wait_until_ready(self, stall_timeout_s: float) -> None:
         """Wait until the weights of a committed model are read.

@@ -16,7 +16,8 @@ from pathlib import Path
 from puna import wire
 from puna.errors import LoadError, PunaError
 from puna.host import private_bytes
-from puna.llm.runner import SPARE_COMMAND, Runner, command_for
+from puna.llm.early import SPARE_COMMAND, Begun
+from puna.llm.runner import Runner, command_for
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ _POLL_S = 0.25
 
 
 class Spare:
-    """*refill*: whether a spare that was used is replaced. Belongs to one event loop."""
+    """*refill*: whether a spare that was used is replaced. *begun* is the first one's process. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -34,8 +35,10 @@ class Spare:
         refill: bool = True,
         command: Sequence[str] = SPARE_COMMAND,
         command_for_model: Callable[[Path], Sequence[str]] = command_for,
+        begun: Begun | None = None,
     ) -> None:
         self._refill = refill
+        self._begun = begun
         self._command = command
         self._command_for_model = command_for_model
         self._starting: asyncio.Task[Runner] | None = None
@@ -45,7 +48,9 @@ class Spare:
     def start(self) -> None:
         """Begin to start one if there is none; returns at once."""
         if self._starting is None and not self._is_closed:
-            self._starting = asyncio.create_task(Runner.start(self._command), name="spare runner")
+            begun, self._begun = self._begun, None
+            start = Runner.start(self._command) if begun is None else Runner.adopt(begun)
+            self._starting = asyncio.create_task(start, name="spare runner")
             self._starting.add_done_callback(_log_failure)
 
     @property

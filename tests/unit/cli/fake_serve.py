@@ -20,11 +20,12 @@ from tests.unit.api.fake_server import serve as serve_fake
 
 from puna.cli import private_server
 from puna.cli.main import main
+from puna.llm.early import Begun
 from puna.server.process import private
 from puna.settings import Settings
 
 
-def serve(settings: Settings, listener: socket.socket, *, expects_model: bool) -> None:
+def serve(settings: Settings, listener: socket.socket, begun: Begun | None = None) -> None:
     pids = [os.getpid()]
     mode = os.environ.get("FAKE_SERVE", "")
     if mode == "hang":
@@ -45,6 +46,7 @@ def serve(settings: Settings, listener: socket.socket, *, expects_model: bool) -
 
 
 private.serve = serve
+vars(private)["begin"] = lambda: None  # nobody would talk to it
 private._GRACE_S = 1.0
 private_server.SERVE_COMMAND = (sys.executable, __file__, "private-server")
 if sys.argv[1] == "private-server":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,9 +21,10 @@ from puna import wire
 from puna.errors import LoadError
 from puna.llm import spare as spare_module
 from puna.llm.discovery import Machine
+from puna.llm.early import begin
 from puna.llm.runner import Runner
 from puna.llm.spare import Spare
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNNER = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "tests.unit.runner.fake_engine")
@@ -121,6 +123,47 @@ def test_where_no_spare_can_tell_a_search_is_started(spare_command: tuple[str, .
 
     uvloop.run(scenario())
     assert (tmp_path / "runs").read_text() == "xx"
+
+
+def test_a_process_that_was_begun_before_the_event_loop_is_the_spare() -> None:
+    begun = begin((*RUNNER, "--spare"))
+
+    async def scenario() -> None:
+        async with spare_of(command=("false",), refill=False, begun=begun) as spare:
+            spare.start()
+            await until(lambda: spare.pid)
+            assert spare.pid == begun.process.pid
+            runner = await spare.launch(MODEL)
+            assert runner.pid == begun.process.pid
+            assert await answers(runner)
+            assert runner.is_alive
+            await runner.close()
+            assert not runner.is_alive
+            assert not runner.has_crashed
+
+    uvloop.run(scenario())
+    assert begun.process.returncode == 0
+    assert begun.process.stdout is not None
+    assert begun.process.stdout.closed
+
+
+def test_one_that_dies_is_told_as_any_other() -> None:
+    async def scenario() -> None:
+        runner = await Runner.adopt(begin((*RUNNER, "--spare")))
+        os.kill(runner.pid, signal.SIGKILL)
+        assert "SIGKILL" in await runner.ending()
+        assert runner.has_crashed
+        await runner.close()
+        with pytest.raises(LoadError, match="exit status 7"):
+            await Runner.adopt(begin((sys.executable, "-c", "raise SystemExit(7)")))
+
+    uvloop.run(scenario())
+
+
+def test_one_that_nobody_takes_ends_with_who_began_it() -> None:
+    program = "from puna.llm.early import begin; print(begin().process.pid, flush=True)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    wait_until(lambda: is_gone(int(done.stdout)))
 
 
 def test_the_next_spare_belongs_to_no_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,8 +156,9 @@ class Weights:
             raise LoadError(f"{self._file.path}: tensor {info.name} belongs to a layer beyond the {self._n_layers} of the model")
         device = self._device_of(layer)
         buffer_type = self._best(device, info, use)
-        for known in self._weights.values():
-            if known.parts == (info,) and known.buffer_type is buffer_type:
+        for other in Use:
+            known = self._weights.get((info.name, other))
+            if known and known.parts == (info,) and known.buffer_type is buffer_type:
                 return known  # a second use of the same bytes in the same memory
         is_mapped = self._use_mmap and buffer_type is device.plain and buffer_type.is_host
         return self._described((info,), info, use, layer, buffer_type, is_mapped)
@@ -295,8 +296,9 @@ class Weights:
         Errors: LoadError when the file shrank since it was checked.
         """
         pages = np.frombuffer(self._mapped, dtype=np.uint8)
-        kept = self._packed(self._packer) if self._packer and self._is_kept else []
-        copied = [w for w in self._placed() if not w.is_mapped and w not in kept]
+        placed = self._placed()
+        kept = set(self._packed(self._packer)) if self._packer and self._is_kept else set()
+        copied = [w for w in placed if not w.is_mapped and w not in kept]
         total = sum(w.file_bytes for w in copied) or 1
         if Path(self._file.path).stat().st_size < self._file.size:
             raise LoadError(f"{self._file.path} became shorter while it was being loaded")
@@ -307,18 +309,16 @@ class Weights:
                 progress(done / total)
         with suppress(AttributeError, OSError, ValueError):
             # What was copied will not be read again through the mapping: let the system have those pages back.
+            mapped = {part.name for weight in placed if weight.is_mapped for part in weight.parts}
             for part in (part for weight in copied for part in weight.parts):
                 begin = -(-part.offset // mmap.PAGESIZE) * mmap.PAGESIZE
                 length = part.offset + part.n_bytes - begin
-                if length > 0 and not self._shares_pages(part):
+                if length > 0 and part.name not in mapped:
                     self._mapped.madvise(mmap.MADV_DONTNEED, begin, length)
         progress(1.0)
         if self._cache and self._packer and self._packed_data is not None and not self._is_kept:
             self._stack.callback(self._cache.close)
             self._cache.keep(self._entries(self._packed(self._packer)), self._packed_data)
-
-    def _shares_pages(self, part: TensorInfo) -> bool:
-        return any(w.is_mapped and part in w.parts for w in self._placed())
 
     def _copy(self, weight: Weight, pages: npt.NDArray[np.uint8]) -> int:
         g = ggml()
