@@ -22,6 +22,7 @@ import numpy as np
 from puna.gguf.types import TensorType, ValueType
 from puna.gguf.writer import GGUFWriter
 from puna.native.library import opened
+from tests.written import written_once
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types as GGUF numbers them
 
@@ -226,6 +227,7 @@ class RandomWeights:
         self.writer.add_tensor(name, (0.2 * self.random.standard_normal(n)).astype(np.float32))
 
 
+@written_once
 def write_llama(
     path: str | Path,
     *,
@@ -313,6 +315,7 @@ def write_llama(
 RANK = 4  # the pooling of cross encoders
 
 
+@written_once
 def write_bert(
     path: str | Path,
     *,
@@ -419,6 +422,7 @@ def _add_gemma_layer(weights: RandomWeights, prefix: str, n_embd: int, n_ff: int
         weights.matrix(f"{prefix}.{name}.weight", n_out, n_in)
 
 
+@written_once
 def write_gemma3(
     path: str | Path,
     *,

@@ -12,6 +12,7 @@ import pytest
 from puna.native.vocabulary import Vocabulary
 from tests.oracle import Oracle
 from tests.tiny import write_llama
+from tests.written import written_once
 
 PROMPT = "<|im_start|>user\nWhat is the answer to the Question of 42 naïve foxes? 🦊<|im_end|>\n".encode()
 
@@ -54,3 +55,22 @@ def test_libllama_runs_it(tmp_path: Path, options: dict[str, Any]) -> None:
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     contents = [write_llama(tmp_path / f"{i}.gguf", seed=seed).read_bytes() for i, seed in enumerate([3, 3, 4])]
     assert contents[0] == contents[1] != contents[2]
+
+
+def test_the_same_file_is_written_once_and_each_has_its_own(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    @written_once
+    def write(path: str | Path, *, seed: int = 0) -> Path:
+        calls.append(seed)
+        Path(path).write_bytes(bytes([seed]) * 10)
+        return Path(path)
+
+    write(tmp_path / "a", seed=1).write_text("changed by a test")
+    assert write(tmp_path / "b", seed=1).read_bytes() == write(str(tmp_path / "c"), seed=1).read_bytes() == bytes([1]) * 10
+    assert write(tmp_path / "d", seed=2).read_bytes() == bytes([2]) * 10
+    assert calls == [1, 2]
+    for seed in range(3, 60):
+        write(tmp_path / "e", seed=seed)
+    assert write(tmp_path / "f", seed=1).read_bytes() == bytes([1]) * 10, "not all are kept"
+    assert calls[-1] == 1
