@@ -16,7 +16,7 @@ from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType, Tensor
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.look import LookAtOnce
-from puna.vision.model import Piece, Pixels, VisionModel
+from puna.vision.model import Piece, Pixels, Prepared, VisionModel
 from puna.vision.registry import open_vision
 
 Floats = npt.NDArray[np.float32]
@@ -49,14 +49,6 @@ class Inputs(Mapping[str, Tensor]):
             self._ctx.set(tensor, np.ascontiguousarray(self._piece.arrays[name]))
 
 
-def used(piece: Piece, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Of a state the rows that the result is made of."""
-    if piece.divided is None:
-        return state
-    first, end = piece.divided.used
-    return tuple(x.view((x.shape[0], end - first), (x.strides[1],), first * x.strides[1]) for x in state)
-
-
 class Eyes:
     """Errors of opening are the registry's."""
 
@@ -72,10 +64,14 @@ class Eyes:
     def rows(self, pixels: Pixels, *, at_once: bool = True) -> Floats:
         """All rows of an image, [n_rows, n_out]; with *at_once* false each layer in a graph of its own."""
         prepared = self.model.prepare(pixels)
-        found = np.concatenate([self.encoded(piece) if at_once else self._cut(piece) for piece in prepared.pieces])
+        found = self.numbered(prepared, at_once=at_once)
         placed = [row for row in prepared.placed.rows if row >= 0]
         # As they stand, where each of them does.
         return found[placed] if sorted(placed) == list(range(len(found))) else found
+
+    def numbered(self, prepared: Prepared, *, at_once: bool = True) -> Floats:
+        """As the image's places number them."""
+        return np.concatenate([self.encoded(piece) if at_once else self._cut(piece) for piece in prepared.pieces])
 
     def encoded(self, piece: Piece) -> Floats:
         context = self.backend.context(self.model.max_nodes())
@@ -83,7 +79,7 @@ class Eyes:
         state = self.model.begin(context, inputs)
         for index in range(self.model.n_layers):
             state = self.model.layer(LookAtOnce(context), state, inputs, index)
-        result = self.model.end(context, used(piece, state), inputs)
+        result = self.model.end(context, piece.used(state), inputs)
         context.output(result)
         inputs.set()
         assert context.compute()
@@ -118,7 +114,7 @@ class Eyes:
         kept = graph(lambda ctx, _state, inputs: m.begin(ctx, inputs))
         for index in range(m.n_layers):
             kept = graph(lambda ctx, state, inputs, index=index: m.layer(LookAtOnce(ctx), state, inputs, index))
-        (rows,) = graph(lambda ctx, state, inputs: [m.end(ctx, used(piece, state), inputs)])
+        (rows,) = graph(lambda ctx, state, inputs: [m.end(ctx, piece.used(state), inputs)])
         return rows.reshape(-1, m.n_out)
 
     def close(self) -> None:

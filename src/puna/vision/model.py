@@ -58,6 +58,14 @@ class Piece:
     def key(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((name, array.shape) for name, array in sorted(self.arrays.items()))
 
+    def used(self, state: State) -> State:
+        """What of a state the result is made of."""
+        how = self.divided
+        if how is None or how.used == (0, how.n):
+            return state
+        first, last = how.used
+        return tuple(x.view((x.shape[0], last - first), (x.strides[1],), first * x.strides[1]) for x in state)
+
     def some(self, begin: int, end: int) -> Piece:
         """With what its arrays have for the rows [begin, end) of a state."""
         by_row = self.divided.by_row if self.divided else {}

@@ -131,16 +131,8 @@ class GraphEncoder:
         for index in range(begin, min(end, self._vision.n_layers)):
             state = self._vision.layer(look, state, inputs, index)
         if end == self.n_layers:
-            state = (self._vision.end(ctx, self._used(piece, state), inputs),)
+            state = (self._vision.end(ctx, piece.used(state), inputs),)
         return list(zip(given, states or (), strict=True)), list(state)
-
-    def _used(self, piece: Piece, state: State) -> State:
-        """The rows of a state that the result is made of."""
-        how = piece.divided
-        if how is None or how.used == (0, how.n):
-            return state
-        first, last = how.used
-        return tuple(x.view((x.shape[0], last - first), (x.strides[1],), first * x.strides[1]) for x in state)
 
     # Some rows.
 
