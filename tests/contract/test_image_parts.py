@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,79 +11,152 @@ import pytest
 
 from puna.gguf.reader import GGUFFile
 from puna.ml.ggml.backend import GGMLBackend
+from puna.runner.images.course import Course
 from puna.runner.images.graphs import GraphEncoder
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.vision.model import VisionModel
+from puna.vision.model import Piece, VisionModel
 from puna.vision.registry import open_vision
-from tests.vision import gemma3, pixtral, qwen
-from tests.vision.encoding import picture
+from tests.models.mllama import write_mllama
+from tests.vision import internvl, llava, qwen
+from tests.vision.encoding import Floats, difference, picture
+from tests.vision.families import FAMILIES
 from tests.vision.files import Encoder
 
-N_LAYERS = 3
-KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[], Encoder]]] = {
-    "gemma3": (gemma3.write_text, gemma3.encoder),
-    "pixtral": (pixtral.write_text, pixtral.encoder),
-    "qwen2.5-vl": (lambda path: qwen.write_text(path, architecture="qwen2vl"), qwen.encoder25),
-    "qwen3-vl": (lambda path: qwen.write_text(path, architecture="qwen3vl"), qwen.encoder3),
+# Products of few rows sum in another order.
+WORST = 1e-4
+
+Files = tuple[Path, Path]  # of the text model, and of what sees
+
+
+def _written(folder: Path, text: Callable[[Path], Path], encoder: Callable[[], Encoder]) -> Files:
+    return text(folder / "text.gguf"), encoder().save(folder / "projector.gguf")
+
+
+def _mllama(folder: Path) -> Files:
+    one = write_mllama(folder / "one.gguf")
+    return one, one
+
+
+KINDS: dict[str, Callable[[Path], Files]] = {
+    **{name: partial(_written, text=one.write_text, encoder=one.encoder) for name, one in FAMILIES.items()},
+    "internvl": partial(_written, text=internvl.write_text, encoder=internvl.encoder),
+    "llava": partial(_written, text=llava.write_text, encoder=partial(llava.encoder, has_class=False, features=[0, 2, 3])),
+    "llava with row ends": partial(
+        _written, text=llava.write_text, encoder=partial(llava.encoder, pinpoints=[84, 168, 168, 84], unpad=True)
+    ),
+    "mllama": _mllama,
+    # Windows of several sizes, and layers without any.
+    "qwen2.5-vl in windows": partial(
+        _written, text=partial(qwen.write_text, architecture="qwen2vl"), encoder=partial(qwen.encoder25, n_layers=4)
+    ),
 }
 
 
+class Opened:
+    def __init__(self, text: Path, projector: Path) -> None:
+        self.tokenizer = Tokenizer(text)
+        self.reads, self.sees = GGUFFile.open(text), GGUFFile.open(projector)
+        self.backend = GGMLBackend(self.sees, n_threads=1)
+        self.vision: VisionModel = open_vision(self.sees, self.backend, self.reads, self.tokenizer)
+        width, height = self.vision.largest()
+        self.largest = self.vision.prepare(np.zeros((height, width, 3), np.uint8))
+        self.encoder = GraphEncoder(self.backend, self.vision, self.largest)
+        self.backend.allocate()
+        self.backend.load(lambda _share: None)
+
+    def close(self) -> None:
+        self.backend.close()
+        self.reads.close()
+        self.sees.close()
+        self.tokenizer.close()
+
+
 @pytest.fixture(scope="module", params=KINDS)
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GGMLBackend, VisionModel]]:
-    write_text, encoder = KINDS[request.param]
-    folder = tmp_path_factory.mktemp("parts")
-    text, projector = write_text(folder / "text.gguf"), encoder().save(folder / "projector.gguf")
-    tokenizer = Tokenizer(text)
-    with GGUFFile.open(text) as reads, GGUFFile.open(projector) as sees:
-        backend = GGMLBackend(sees, n_threads=1)
-        vision = open_vision(sees, backend, reads, tokenizer)
-        backend.allocate()
-        backend.load(lambda _share: None)
-        yield backend, vision
-        backend.close()
-    tokenizer.close()
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    found = Opened(*KINDS[request.param](tmp_path_factory.mktemp("parts")))
+    yield found
+    found.close()
 
 
-def test_parts_give_what_the_whole_gives(opened: tuple[GGMLBackend, VisionModel]) -> None:
-    backend, vision = opened
-    encoder = GraphEncoder(backend, vision)
-    for piece in vision.prepare(picture(168, 168)).pieces:
-        whole = encoder.run(piece, None, 0, encoder.n_layers)
-        assert whole is not None
+def whole(opened: Opened, piece: Piece) -> Floats:
+    found = opened.encoder.run(piece, None, 0, opened.encoder.n_layers)
+    assert found is not None
+    return np.array(found[0])
+
+
+def pieces(opened: Opened) -> list[Piece]:
+    """Of one image, one of each shape."""
+    return list({piece.key: piece for piece in opened.vision.prepare(picture(185, 130)).pieces}.values())
+
+
+def test_parts_give_what_the_whole_gives(opened: Opened) -> None:
+    encoder = opened.encoder
+    for piece in pieces(opened):
         for cut in range(1, encoder.n_layers):
-            between = encoder.run(piece, None, 0, cut)
-            found = encoder.run(piece, between, cut, encoder.n_layers)
+            found = encoder.run(piece, encoder.run(piece, None, 0, cut), cut, encoder.n_layers)
             assert found is not None
-            assert (found[0] == whole[0]).all()
+            assert (found[0] == whole(opened, piece)).all()
         states = None
         for index in range(encoder.n_layers):
             states = encoder.run(piece, states, index, index + 1)
         assert states is not None
-        assert (states[0] == whole[0]).all()
+        assert (states[0] == whole(opened, piece)).all()
 
 
-def test_a_part_may_be_aborted(opened: tuple[GGMLBackend, VisionModel]) -> None:
-    backend, vision = opened
-    encoder = GraphEncoder(backend, vision)
-    (piece, *_) = vision.prepare(picture(168, 168)).pieces
-    backend.abort()
-    assert encoder.run(piece, None, 0, encoder.n_layers) is None
-    backend.clear_abort()
-    assert encoder.run(piece, None, 0, encoder.n_layers) is not None
+def advance(course: Course, most: int) -> int:
+    """So many rows, or as few as stay together; how many."""
+    stage = course.stage
+    assert stage is not None
+    n = stage.rows(max(most, stage.n_each))
+    assert course.run_rows(n)
+    return n
 
 
-def test_the_largest_image_takes_what_was_measured(opened: tuple[GGMLBackend, VisionModel]) -> None:
-    backend, vision = opened
-    encoder = GraphEncoder(backend, vision)
-    width, height = vision.largest()
-    largest = vision.prepare(np.zeros((height, width, 3), np.uint8))
-    measured = sum(encoder.reserve_sizes(largest))
-    encoder.reserve(largest)
+@pytest.mark.parametrize("most", [1, 150, 1 << 20])
+def test_rows_of_a_layer_give_what_the_whole_gives(most: int, opened: Opened) -> None:
+    for piece in pieces(opened):
+        assert piece.divided is not None
+        course = Course(opened.encoder, piece)
+        while course.rows is None:
+            advance(course, most)
+        assert difference(course.rows, whole(opened, piece)) <= WORST
+
+
+def test_a_layer_in_parts_between_whole_ones(opened: Opened) -> None:
+    for piece in pieces(opened):
+        course, n = Course(opened.encoder, piece), 0
+        while course.rows is None:
+            if course.is_between and course.is_begun and course.n_layers_left and n % 2:
+                assert course.run_layers(1)
+                n += 1
+            else:
+                before = course.layer
+                advance(course, 48)
+                n += course.layer > before
+        assert difference(course.rows, whole(opened, piece)) <= WORST
+
+
+def test_a_part_may_be_aborted(opened: Opened) -> None:
+    (piece, *_) = pieces(opened)
+    course = Course(opened.encoder, piece)
+    opened.backend.abort()
+    assert opened.encoder.run(piece, None, 0, opened.encoder.n_layers) is None
+    assert not course.run_rows(8)
+    opened.backend.clear_abort()
+    assert opened.encoder.run(piece, None, 0, opened.encoder.n_layers) is not None
+
+
+def test_the_largest_image_takes_what_was_measured(opened: Opened) -> None:
+    backend, encoder = opened.backend, opened.encoder
+    largest = {piece.key: piece for piece in opened.largest.pieces}.values()
+    measured = sum(encoder.reserve_sizes())
+    encoder.reserve()
     taken = sum(device.graph for device in backend.memory().devices)
     assert taken <= measured * 1.05
-    for piece in largest.pieces:
-        states = None
-        for index in range(encoder.n_layers):
-            states = encoder.run(piece, states, index, index + 1)
-        encoder.run(piece, None, 0, encoder.n_layers)
+    for piece in largest:
+        course = Course(encoder, piece)
+        while not (course.is_begun and course.layer):
+            advance(course, 1 << 20)
+        assert course.run_layers(1)
+        assert course.run_layers(encoder.n_layers)
     assert sum(device.graph for device in backend.memory().devices) == taken

@@ -39,10 +39,11 @@ class Prompt:
         self.n_positions += len(tokens)
 
     def add_image(self, eyes: Eyes, pixels: Pixels) -> None:
-        placed, begin, n_encoded = eyes.model.prepare(pixels).placed, len(self.tokens), sum(map(len, self.encoded))
+        prepared = eyes.model.prepare(pixels)
+        placed, begin, n_encoded = prepared.placed, len(self.tokens), sum(map(len, self.encoded))
         self.tokens += placed.tokens
         self.rows += [row if row < 0 else row + n_encoded for row in placed.rows]
-        self.encoded.append(eyes.rows(pixels))
+        self.encoded.append(eyes.numbered(prepared))
         self.bidirectional += [(first + begin, end + begin) for first, end in placed.bidirectional]
         axes = text_axes(np.arange(len(placed.tokens), dtype=np.int32)) if placed.axes is None else placed.axes.copy()
         axes[:3] += self.n_positions

@@ -15,7 +15,8 @@ from puna.ml.backend import Context
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType, Tensor
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.vision.model import Piece, Pixels, VisionModel
+from puna.vision.look import LookAtOnce
+from puna.vision.model import Piece, Pixels, Prepared, VisionModel
 from puna.vision.registry import open_vision
 
 Floats = npt.NDArray[np.float32]
@@ -62,16 +63,23 @@ class Eyes:
 
     def rows(self, pixels: Pixels, *, at_once: bool = True) -> Floats:
         """All rows of an image, [n_rows, n_out]; with *at_once* false each layer in a graph of its own."""
-        found = [self.encoded(piece) if at_once else self._cut(piece) for piece in self.model.prepare(pixels).pieces]
-        return np.concatenate(found)
+        prepared = self.model.prepare(pixels)
+        found = self.numbered(prepared, at_once=at_once)
+        placed = [row for row in prepared.placed.rows if row >= 0]
+        # As they stand, where each of them does.
+        return found[placed] if sorted(placed) == list(range(len(found))) else found
+
+    def numbered(self, prepared: Prepared, *, at_once: bool = True) -> Floats:
+        """As the image's places number them."""
+        return np.concatenate([self.encoded(piece) if at_once else self._cut(piece) for piece in prepared.pieces])
 
     def encoded(self, piece: Piece) -> Floats:
         context = self.backend.context(self.model.max_nodes())
         inputs = Inputs(context, piece)
         state = self.model.begin(context, inputs)
         for index in range(self.model.n_layers):
-            state = self.model.layer(context, state, inputs, index)
-        result = self.model.end(context, state, inputs)
+            state = self.model.layer(LookAtOnce(context), state, inputs, index)
+        result = self.model.end(context, piece.used(state), inputs)
         context.output(result)
         inputs.set()
         assert context.compute()
@@ -105,8 +113,8 @@ class Eyes:
         m = self.model
         kept = graph(lambda ctx, _state, inputs: m.begin(ctx, inputs))
         for index in range(m.n_layers):
-            kept = graph(lambda ctx, state, inputs, index=index: m.layer(ctx, state, inputs, index))
-        (rows,) = graph(lambda ctx, state, inputs: [m.end(ctx, state, inputs)])
+            kept = graph(lambda ctx, state, inputs, index=index: m.layer(LookAtOnce(ctx), state, inputs, index))
+        (rows,) = graph(lambda ctx, state, inputs: [m.end(ctx, piece.used(state), inputs)])
         return rows.reshape(-1, m.n_out)
 
     def close(self) -> None:

@@ -122,6 +122,9 @@ class LlamaEyes:
 
     # The encoder; one thread.
 
+    def by_rows(self, piece: Piece) -> None:
+        """It can only be run as a whole."""
+
     def run(self, piece: Piece, states: Any, begin: int, end: int) -> Sequence[npt.NDArray[np.float32]] | None:
         """Its rows [n, n_out], alone.
 

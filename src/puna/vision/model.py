@@ -7,7 +7,7 @@ keeps the rows that come out, and puts them where ``place`` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,11 +17,31 @@ from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Backend, Context
 from puna.ml.tensor import Tensor
 from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.look import Kept, Look
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3], upright, without transparency
 Range = tuple[int, int]
 
-State = tuple[Tensor, ...]  # what an encoder's layer hands to the next; between two graphs it lies in the host's memory
+State = tuple[Tensor, ...]
+"""What an encoder's layer hands to the next; between two graphs it lies in the host's memory. A layer computes with the first of
+it, rows [n_embd, n]; it hands on what else it was given, with what it adds behind that.
+"""
+
+
+@dataclass(frozen=True)
+class Divided:
+    """How a piece is computed some rows at a time. What a layer does with a row needs others only where it looks at them.
+
+    *n* are the rows of a state; *by_row* names the arrays that have something for each of them, with the axis along which they
+    lie. With *begins* also what the first layer gets is made row by row. The result is made of the rows *used*, each of its rows
+    of *n_each*, which lie together.
+    """
+
+    n: int
+    used: Range
+    n_each: int = 1  # 0: it takes all rows to make any
+    by_row: Mapping[str, int] = field(default_factory=dict)
+    begins: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,10 +52,25 @@ class Piece:
     """
 
     arrays: Mapping[str, npt.NDArray[Any]]
+    divided: Divided | None = None  # None: its layers are computed as a whole
 
     @property
     def key(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((name, array.shape) for name, array in sorted(self.arrays.items()))
+
+    def used(self, state: State) -> State:
+        """What of a state the result is made of."""
+        how = self.divided
+        if how is None or how.used == (0, how.n):
+            return state
+        first, last = how.used
+        return tuple(x.view((x.shape[0], last - first), (x.strides[1],), first * x.strides[1]) for x in state)
+
+    def some(self, begin: int, end: int) -> Piece:
+        """With what its arrays have for the rows [begin, end) of a state."""
+        by_row = self.divided.by_row if self.divided else {}
+        cut = {name: array.take(np.arange(begin, end), by_row[name]) for name, array in self.arrays.items() if name in by_row}
+        return Piece({**self.arrays, **cut}, self.divided)
 
 
 @dataclass(frozen=True)
@@ -106,13 +141,18 @@ class Listener(Protocol):
 class VisionModel(Preparer, Protocol):
     """Arithmetic of one family. Its weights are bound when it is opened, and read when the backend is loaded."""
 
+    kept: Kept  # of the rows of a divided piece, layer by layer
+
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         """From a piece's arrays to what the first layer gets."""
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State: ...
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+        """Row by row, but for *look*. Of a divided piece the rows, and what the inputs have for them, may be some of it alone."""
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The piece's rows [n_out, n], projected to where the text part takes them."""
+        """The piece's rows [n_out, n], projected to where the text part takes them; of a divided one, from the rows of the state
+        that some of them are made of, and those alone.
+        """
 
     def max_nodes(self) -> int:
         """An upper bound on the nodes of a graph over all layers."""

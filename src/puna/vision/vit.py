@@ -6,30 +6,21 @@ comes before and after.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from puna.gguf.reader import GGUFFile
-from puna.ml.attention import AttentionRange, Scoring
-from puna.ml.backend import Context, Use
-from puna.ml.tensor import DType, Gate, Tensor
+from puna.ml.backend import Use
+from puna.ml.tensor import Gate, Tensor
 from puna.nn.declare import gguf
 from puna.nn.layers import LayerNorm, Linear, RMSNorm, gated
 from puna.nn.projections import QKV
+from puna.vision.look import Look
 from puna.vision.metadata import Activation, VisionOptions
 
 MAX_NODES_OF_LAYER = 64  # an upper bound, of any layer that is made of these parts
 
 Turn = Callable[[Tensor], Tensor]  # of queries and keys [head_dim, n_heads, n], by the patches' places
-
-
-def attend(ctx: Context, query: Tensor, key: Tensor, value: Tensor, scale: float = 0.0) -> Tensor:
-    """All see all: query, key and value [head_dim, n_heads, n] to [head_dim * n_heads, n]. Scale 0: by the width of heads."""
-    head_dim, _, n, _ = query.shape
-    # In F16, as the cache of a text model has them; the products are summed in F32.
-    keys, values = (x.permute(0, 2, 1, 3).cast(DType.F16) for x in (key, value))
-    return ctx.attention(query, [AttentionRange(0, n, 1, keys, values)], Scoring(scale or 1 / math.sqrt(head_dim)))
 
 
 @dataclass
@@ -63,11 +54,11 @@ class Attention:
     qkv: QKV
     output: Linear = gguf("attn_out", alt="attn_output", dims="mixed embd")
 
-    def __call__(self, ctx: Context, x: Tensor, o: VisionOptions, turn: Turn | None = None) -> Tensor:
+    def __call__(self, look: Look, x: Tensor, o: VisionOptions, turn: Turn | None = None) -> Tensor:
         query, key, value = self.qkv(x, o.n_heads, o.n_heads, o.head_dim)
         if turn:
             query, key = turn(query), turn(key)
-        return self.output(attend(ctx, query, key, value))
+        return self.output(look(query, key, value))
 
 
 @dataclass
@@ -105,9 +96,9 @@ class Layer:
     scale1: Tensor | None = gguf("ls1.weight", dims="embd", use=Use.VECTOR, optional=True)
     scale2: Tensor | None = gguf("ls2.weight", dims="embd", use=Use.VECTOR, optional=True)
 
-    def __call__(self, ctx: Context, x: Tensor, o: VisionOptions, activation: Activation) -> Tensor:
+    def __call__(self, look: Look, x: Tensor, o: VisionOptions, activation: Activation) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
-        mixed = self.attention(ctx, self.norm1(x, o.eps), o)
+        mixed = self.attention(look, self.norm1(x, o.eps), o)
         x = x + (mixed if self.scale1 is None else mixed * self.scale1)
         bent = self.mlp(self.norm2(x, o.eps), activation)
         return x + (bent if self.scale2 is None else bent * self.scale2)
@@ -152,7 +143,7 @@ class GatedLayer:
     norm1: RMSNorm = gguf("ln1", alt="attn_norm", dims="embd")
     norm2: RMSNorm = gguf("ln2", alt="ffn_norm", dims="embd")
 
-    def __call__(self, ctx: Context, x: Tensor, o: VisionOptions, gate: Gate, turn: Turn) -> Tensor:
+    def __call__(self, look: Look, x: Tensor, o: VisionOptions, gate: Gate, turn: Turn) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
-        x = x + self.attention(ctx, self.norm1(x, o.eps), o, turn)
+        x = x + self.attention(look, self.norm1(x, o.eps), o, turn)
         return x + self.mlp(self.norm2(x, o.eps), gate)

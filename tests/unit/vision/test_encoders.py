@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from puna.native.ggml import ggml
+from puna.vision.look import LookAtOnce
 from tests.vision.encoding import Inputs, opened_eyes, picture
 from tests.vision.families import FAMILIES
 
@@ -25,9 +26,9 @@ def test_a_deep_encoder_has_no_more_nodes_than_it_says(name: str, flash_attentio
         inputs = Inputs(ctx, piece)
         state = eyes.model.begin(ctx, inputs)
         for index in range(eyes.model.n_layers):
-            state = eyes.model.layer(ctx, state, inputs, index)
-        ctx.output(eyes.model.end(ctx, state, inputs))
-        used = ggml().ggml_used_mem(ctx.address) - ggml().ggml_graph_overhead_custom(8 * most, False)
-        assert used <= most * ggml().ggml_tensor_overhead()
+            state = eyes.model.layer(LookAtOnce(ctx), state, inputs, index)
+        ctx.output(eyes.model.end(ctx, piece.used(state), inputs))
+        n_bytes = ggml().ggml_used_mem(ctx.address) - ggml().ggml_graph_overhead_custom(8 * most, False)
+        assert n_bytes <= most * ggml().ggml_tensor_overhead()
         assert ctx.n_nodes <= most
         ctx.close()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from puna.native.kernels.library import Kernels, kernels
+from puna.vision.look import LookAtOnce
 from tests.vision import gemma3, lfm2, llava, pixtral
 from tests.vision.encoding import Inputs, opened_eyes
 from tests.vision.files import Encoder
@@ -42,8 +43,8 @@ def test_a_graph_over_all_layers_of_the_largest_image(name: str, own: Kernels | 
         inputs = Inputs(context, piece)
         state = model.begin(context, inputs)
         for index in range(model.n_layers):
-            state = model.layer(context, state, inputs, index)
-        context.output(model.end(context, state, inputs))
+            state = model.layer(LookAtOnce(context), state, inputs, index)
+        context.output(model.end(context, piece.used(state), inputs))
         assert context.n_nodes <= model.max_nodes()
         assert sum(eyes.backend.reserve_sizes(context)) < MOST_BYTES * n_patches
         context.close()

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from puna.ml.ggml.backend import GGMLBackend
+from puna.vision.look import LookAtOnce
 from puna.vision.model import Piece
-from puna.vision.windows import attend_in_windows, in_order, in_windows, window_arrays, window_sizes
+from puna.vision.windows import in_windows, window_arrays, window_groups
 from tests.tiny import write_llama
 from tests.vision.encoding import Inputs, difference
 
@@ -32,7 +33,7 @@ def test_windows_of_one_size_follow_one_another() -> None:
     assert found["window_1"].tolist() == [[4, 9]]
     assert found["window_2"].tolist() == [[10, 11], [12, 13]]
     assert found["window_3"].tolist() == [[14]]
-    assert found["in_order"].tolist() == [0, 1, 4, 5, 8, 2, 3, 6, 7, 9, 10, 11, 12, 13, 14]
+    assert in_windows(np.arange(15), found).tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -42,14 +43,15 @@ def test_cells_see_those_of_their_window(grid: tuple[int, int, int], backend: GG
     random = np.random.default_rng(1)
     x: dict[str, Any] = {name: random.standard_normal((n, N_PATCHES * N_HEADS * HEAD_DIM)).astype(np.float32) for name in "qkv"}
     ctx = backend.context(128)
-    inputs = Inputs(ctx, Piece({**window_arrays(n_rows, n_columns, side), **x}))
-    query, key, value = (in_windows(inputs[name], inputs).reshape(HEAD_DIM, N_HEADS, n * N_PATCHES) for name in "qkv")
-    mixed = attend_in_windows(ctx, query, key, value, window_sizes(ctx, inputs, N_PATCHES))
-    result = in_order(mixed.reshape(N_PATCHES * N_HEADS * HEAD_DIM, n), inputs)
+    windows = window_arrays(n_rows, n_columns, side)
+    inputs = Inputs(ctx, Piece({**windows, **{name: in_windows(values, windows) for name, values in x.items()}}))
+    query, key, value = (inputs[name].reshape(HEAD_DIM, N_HEADS, n * N_PATCHES) for name in "qkv")
+    result = LookAtOnce(ctx)(query, key, value, window_groups(inputs, N_PATCHES))
     ctx.output(result)
     inputs.set()
     assert ctx.compute()
-    found = ctx.values(result).copy()
+    found = np.empty((n, N_PATCHES * N_HEADS * HEAD_DIM), np.float32)
+    found[in_windows(np.arange(n), windows)] = ctx.values(result).reshape(found.shape)
     ctx.close()
 
     rows, columns = np.divmod(np.arange(n), n_columns)

@@ -1,85 +1,84 @@
-"""One image at a time through the encoder, a part of its layers between two steps: nobody's decoding waits for more than that.
+"""One image at a time through the encoder, a part of it between two steps: nobody's decoding waits for more than that.
 
-What lies between two parts is in the host's memory. How long a layer takes is learnt from those before it.
+What lies between two parts is in the host's memory. How long a part takes is learnt from those before it: what nobody has
+computed yet begins with a few rows.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Hashable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from puna.errors import PunaError
+from puna.runner.images.course import Course, Encoder, States
 from puna.runner.images.image import Image, Rows
-from puna.vision.model import Piece
 
-States = Sequence[npt.NDArray[np.float32]]
+__all__ = ["Encoder", "Encoding", "States"]
 
 # Of what was learnt, the share that the newest measurement does not replace.
 _KEPT = 0.5
 
+# By what factor more rows of a kind than ever was tried there may be at once; the first are as few as may be.
+GROWTH = 4
 
-class Encoder(Protocol):
-    """What computes. One thread, the engine's."""
+_MOST_LEARNT = 1024  # kinds; shapes are as many as images have sizes
 
-    n_layers: int
 
-    def run(self, piece: Piece, states: States | None, begin: int, end: int) -> States | None:
-        """The layers [begin, end) of a piece, from what those before gave; the first begins with the piece itself, and what
-        follows the last gives its rows [n, n_out], alone. None when it was aborted.
+class Part(NamedTuple):
+    """Whole layers of these kinds, or one of a kind that is not known; or rows of a stage."""
 
-        Errors: OutOfMemory.
-        """
+    layers: Sequence[Hashable]
+    n_rows: int = 0
 
 
 class Encoding:
     """``image`` is the one under way, with what is computed of it."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, clock: Callable[[], float] = time.perf_counter) -> None:
         self.image: Image | None = None
-        self._encoder = encoder
-        self._rows: list[Rows] = []  # of the pieces that are done
-        self._states: States | None = None
-        self._n_done = 0  # layers of the piece under way
-        self._layer_s: dict[Hashable, float] = {}  # by the shape of a piece
         self.n_parts = 0  # computed so far
+        self._encoder = encoder
+        self._clock = clock
+        self._rows: list[Rows] = []  # of the pieces that are done
+        self._course: Course | None = None  # of the piece under way
+        self._prices: dict[Hashable, float] = {}  # seconds of a row, and of a layer
+        self._tried: dict[Hashable, int] = {}  # the most rows of a kind at once
+        self._sights: dict[int, Hashable] = {}  # of layers: who sees whom, as far as it says how long it takes
 
     def begin(self, image: Image) -> None:
         """It is the one under way from now on; what was computed of another is given up."""
+        self.drop()
         self.image = image
-        self._rows, self._states, self._n_done = [], None, 0
 
     def drop(self) -> None:
         self.image = None
-        self._rows, self._states, self._n_done = [], None, 0
+        self._rows, self._course = [], None
 
     def advance(self, seconds: float) -> Rows | None:
-        """Compute as many layers of a piece as take about so long, at least one; the image's rows once they are all there.
+        """Compute as much of a piece as takes about so long; the image's rows once they are all there.
 
         Errors: PunaError for an image whose rows are no numbers; those of the encoder.
         """
         image = self.image
         assert image is not None
         assert image.pieces is not None
-        piece, n_layers = image.pieces[len(self._rows)], self._encoder.n_layers
-        learnt = self._layer_s.get(piece.key)
-        n_most = 1 if learnt is None else max(int(min(seconds / max(learnt, 1e-9), n_layers)), 1)
-        end = min(self._n_done + n_most, n_layers)
-        began = time.perf_counter()
-        states = self._encoder.run(piece, self._states, self._n_done, end)
-        if states is None:
+        if self._course is None:
+            self._course = Course(self._encoder, image.pieces[len(self._rows)])
+        course, until = self._course, self._clock() + seconds
+        part: Part | None = self._next(course, seconds) or self._least(course)
+        while part is not None:
+            if not self._compute(course, part):
+                self._course = None  # it was aborted
+                return None
+            part = None if course.rows is not None else self._next(course, until - self._clock())
+        if course.rows is None:
             return None
-        self.n_parts += 1
-        self._learn(piece.key, (time.perf_counter() - began) / max(end - self._n_done, 1))
-        if end < n_layers:
-            self._states, self._n_done = states, end
-            return None
-        (rows,) = states
-        self._rows.append(np.array(rows, np.float32))
-        self._states, self._n_done = None, 0
+        self._rows.append(np.array(course.rows, np.float32))
+        self._course = None
         if len(self._rows) < len(image.pieces):
             return None
         whole = self._rows[0] if len(self._rows) == 1 else np.concatenate(self._rows)
@@ -88,8 +87,64 @@ class Encoding:
             raise PunaError("an image was encoded to what are no numbers")
         return whole
 
-    def _learn(self, key: Hashable, layer_s: float) -> None:
-        before = self._layer_s.get(key)
-        self._layer_s[key] = layer_s if before is None else _KEPT * before + (1 - _KEPT) * layer_s
-        if len(self._layer_s) > 256:  # shapes are as many as images have sizes
-            del self._layer_s[next(iter(self._layer_s))]
+    def _next(self, course: Course, seconds: float) -> Part | None:
+        """What comes next and takes no longer, as far as is known."""
+        layers, stage = self._layers(course, seconds), course.stage
+        if layers:
+            return Part(layers)
+        if stage is None or (price := self._prices.get(stage.kind)) is None:
+            return None
+        n = stage.rows(min(int(seconds / max(price, 1e-12)), GROWTH * self._tried[stage.kind]))
+        return Part((), n) if n > 0 else None
+
+    def _least(self, course: Course) -> Part:
+        """The shortest of what comes next."""
+        stage = course.stage
+        if stage is None:
+            return Part(())
+        return Part((), stage.rows(stage.n_each))
+
+    def _layers(self, course: Course, seconds: float) -> tuple[Hashable, ...]:
+        """Kinds of the whole layers that come next and together take no longer."""
+        found: list[Hashable] = []
+        if not course.is_between or (course.stage is not None and not course.is_begun):
+            return ()
+        for index in range(course.layer, course.layer + course.n_layers_left):
+            kind = self._kind(course, index)
+            seconds -= self._prices.get(kind, math.inf)
+            if course.last is not None and index == course.layer + course.n_layers_left - 1:
+                seconds -= self._prices.get(course.last.kind, math.inf) * course.last.n_left
+            if seconds < 0:
+                break
+            found.append(kind)
+        return tuple(found)
+
+    def _kind(self, course: Course, index: int) -> Hashable:
+        return course.piece.key, "layer", self._sights.get(index)
+
+    def _compute(self, course: Course, part: Part) -> bool:
+        began, stage, layer = self._clock(), course.stage, course.layer
+        if not (course.run_rows(part.n_rows) if part.n_rows else course.run_layers(max(len(part.layers), 1))):
+            return False
+        self.n_parts += 1
+        seconds = self._clock() - began
+        if not part.n_rows:
+            kinds = part.layers or (self._kind(course, layer),)
+            known = [self._prices.get(kind, 0.0) for kind in kinds]
+            for kind, price in zip(kinds, known, strict=True):
+                self._learn(kind, seconds * price / sum(known) if sum(known) else seconds / len(kinds))
+            return True
+        assert stage is not None
+        self._learn(stage.kind, seconds / part.n_rows)
+        self._tried[stage.kind] = max(part.n_rows, self._tried.get(stage.kind, 0))
+        if course.layer > layer:
+            self._sights[layer] = course.sight
+            if self._kind(course, layer) not in self._prices:
+                self._learn(self._kind(course, layer), sum(course.n * self._prices[kind] for kind in course.kinds_of_layer))
+        return True
+
+    def _learn(self, kind: Hashable, seconds: float) -> None:
+        before = self._prices.pop(kind, None)
+        self._prices[kind] = seconds if before is None else _KEPT * before + (1 - _KEPT) * seconds
+        if len(self._prices) > _MOST_LEARNT:
+            del self._prices[next(iter(self._prices))]

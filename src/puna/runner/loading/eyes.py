@@ -18,7 +18,7 @@ from puna.runner.loading.libmtmd_eyes import LibmtmdEyes
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.images.decoders import Decoders
 from puna.vision.metadata import PROJECTOR
-from puna.vision.model import Prepared, VisionModel
+from puna.vision.model import VisionModel
 from puna.vision.registry import kind_of, open_vision
 from puna.wire import DeviceLayers, DeviceMemory, LoadOptions, MemoryReport
 
@@ -31,32 +31,29 @@ class Eyes:
     def __init__(self, vision: VisionModel, backend: GGMLBackend) -> None:
         self.vision = vision
         self.backend = backend
-        self.encoder = GraphEncoder(backend, vision)
         self.decoders = Decoders()
         width, height = vision.largest()
-        self._largest: Prepared | None = vision.prepare(np.zeros((height, width, 3), np.uint8))
-        self.n_together = max((end - begin for begin, end in self._largest.placed.together), default=1)
-        self.n_encoded = self._largest.n_rows if vision.is_cross_attended else 0
-        arrays = [array for piece in self._largest.pieces for array in piece.arrays.values()]
-        self._host_bytes = sum(array.nbytes for array in arrays) + 4 * self._largest.n_rows * vision.n_out
+        largest = vision.prepare(np.zeros((height, width, 3), np.uint8))
+        self.encoder = GraphEncoder(backend, vision, largest)
+        self.n_together = max((end - begin for begin, end in largest.placed.together), default=1)
+        self.n_encoded = largest.n_rows if vision.is_cross_attended else 0
+        arrays = [array for piece in largest.pieces for array in piece.arrays.values()]
+        self._host_bytes = sum(array.nbytes for array in arrays) + 4 * largest.n_rows * vision.n_out + self.encoder.host_bytes
 
     def measure(self) -> MemoryReport:
-        assert self._largest is not None
         self.backend.measure()
-        return self._with_host(self.backend.memory(self.encoder.reserve_sizes(self._largest)))
+        return self._with_host(self.backend.memory(self.encoder.reserve_sizes()))
 
     def allocate(self) -> None:
         """Errors: OutOfMemory."""
-        assert self._largest is not None
         self.backend.allocate()
-        self.encoder.reserve(self._largest)
-        self._largest = None
+        self.encoder.reserve()
 
     def memory(self) -> MemoryReport:
         return self._with_host(self.backend.memory())
 
     def _with_host(self, report: MemoryReport) -> MemoryReport:
-        """With what the largest image takes before and after it is encoded."""
+        """With what the largest image takes before, between two parts, and after it is encoded."""
         return msgspec.structs.replace(report, host=report.host + self._host_bytes)
 
     def load(self, progress: Callable[[float], None]) -> None:

@@ -20,8 +20,9 @@ from puna.ml.tensor import Tensor
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, RMSNorm
 from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import HALF, Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, by_cells, normalised, patches, resized
 from puna.vision.special import PLACEHOLDER, special
 from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, layers_of
@@ -55,6 +56,7 @@ class Gemma3Vision:
         self.options = o = VisionOptions.read(meta, mean=HALF, std=HALF, eps=1e-6)
         self.activation = meta.activation(Activation.GELU)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         self._side = o.image_size // o.patch_size
         self._cell = self._cell_of(meta)
@@ -93,7 +95,8 @@ class Gemma3Vision:
             "places": places,
             "rows": np.arange(o.n_embd, dtype=np.int32),
         }
-        return Prepared([Piece(arrays)], self._placed(), self.n_rows)
+        divided = Divided(side**2, (0, side**2), self._cell**2, {"patches": 0, "places": 0}, begins=True)
+        return Prepared([Piece(arrays, divided)], self._placed(), self.n_rows)
 
     def _placed(self) -> Placed:
         before, after = [*self._around, self._begin], [self._end, *self._around]
@@ -108,15 +111,16 @@ class Gemma3Vision:
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         return (self.weights.patches(inputs["patches"]) + self.weights.positions(inputs["places"]),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
-        return (self.layers[index](ctx, state[0], self.options, self.activation),)
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+        return (self.layers[index](look, state[0], self.options, self.activation),)
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
         o, w, n_cell = self.options, self.weights, self._cell**2
         x = w.norm(state[0], o.eps)
+        n = x.shape[1] // n_cell
         # The patches of a cell are neighbours: their mean is a sum over the middle axis.
-        cells = x.reshape(o.n_embd, n_cell, self.n_rows).permute(1, 0, 2, 3).contiguous()
-        pooled = cells.sum_rows().reshape(o.n_embd, self.n_rows).scale(1 / n_cell)
+        cells = x.reshape(o.n_embd, n_cell, n).permute(1, 0, 2, 3).contiguous()
+        pooled = cells.sum_rows().reshape(o.n_embd, n).scale(1 / n_cell)
         return w.projection(w.pooled_norm(pooled, o.eps), inputs["rows"])
 
     def max_nodes(self) -> int:

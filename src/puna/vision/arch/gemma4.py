@@ -27,11 +27,12 @@ from puna.nn.layers import Linear, RMSNorm
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.budget import Budget, Size
 from puna.vision.clamps import read_clamps
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, by_cells, normalised, patches, resized
 from puna.vision.special import special
-from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, attend
+from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding
 
 MAX_TOKENS = 280
 PADDING = 0  # the token that stands where a row does
@@ -92,6 +93,7 @@ class Gemma4Vision:
         plain, ones = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         self.options = o = VisionOptions.read(meta, mean=plain, std=ones, eps=1e-6, image_size=1 << 14)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         self._cell = meta.integer("vision.projector.scale_factor", default=3, high=16)
         if o.head_dim % 4:
@@ -144,7 +146,8 @@ class Gemma4Vision:
             "rows": by_cells(rows, cell),
         }
         n_rows = rows.size // cell**2
-        return Prepared([Piece(arrays)], self._placed(n_rows), n_rows)
+        divided = Divided(rows.size, (0, rows.size), cell**2, dict.fromkeys(arrays, 0), begins=True)
+        return Prepared([Piece(arrays, divided)], self._placed(n_rows), n_rows)
 
     def _placed(self, n: int) -> Placed:
         rows = [(1, n + 1)] if self._sees_ahead else []
@@ -154,7 +157,7 @@ class Gemma4Vision:
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         return (self.weights.patches(inputs["patches"]) + self.weights.places(inputs["columns"], inputs["rows"]),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
         o, layer, (x,) = self.options, self.weights.layers[index], state
 
         def through(name: str, linear: Linear, x: Tensor) -> Tensor:
@@ -165,7 +168,7 @@ class Gemma4Vision:
         query, key, value = (through(name, linear, y).reshape(o.head_dim, o.n_heads, x.shape[1]) for name, linear in parts)
         query = self._turned(layer.query_norm(query, o.eps), inputs)
         key = self._turned(layer.key_norm(key, o.eps), inputs)
-        mixed = attend(ctx, query, key, value.rms_norm(o.eps), scale=1.0)
+        mixed = look(query, key, value.rms_norm(o.eps), scale=1.0)
         x = x + layer.attention_post_norm(through("attn_out", layer.output, mixed), o.eps)
         y = layer.mlp_norm(x, o.eps)
         gated = through("ffn_gate", layer.gate, y).geglu(through("ffn_up", layer.up, y))

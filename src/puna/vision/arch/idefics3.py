@@ -19,8 +19,9 @@ from puna.ml.tensor import Tensor
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import HALF, MAX_IMAGE_SIZE, Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, Size, by_cells, normalised, patches, resized, size_of
 from puna.vision.special import PLACEHOLDER, special
 from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, layers_of
@@ -45,6 +46,7 @@ class Idefics3Vision:
         self.options = o = VisionOptions.read(meta, mean=HALF, std=HALF, eps=1e-6)
         self.activation = meta.activation(Activation.GELU)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         self._side = o.image_size // o.patch_size
         self.cell = meta.integer("vision.projector.scale_factor", default=1, high=self._side)
@@ -107,7 +109,8 @@ class Idefics3Vision:
         o, side = self.options, self._side
         cut = patches(normalised(pixels, o.mean, o.std), o.patch_size, self.cell)
         places = by_cells(np.arange(side**2, dtype=np.int32).reshape(side, side), self.cell)
-        return Piece({"patches": cut, "places": places})
+        divided = Divided(side**2, (0, side**2), self.cell**2, {"patches": 0, "places": 0}, begins=True)
+        return Piece({"patches": cut, "places": places}, divided)
 
     def _placed(self, grid: Size) -> Placed:
         tokens: list[int] = []
@@ -131,13 +134,13 @@ class Idefics3Vision:
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         return (self.weights.patches(inputs["patches"]) + self.weights.positions(inputs["places"]),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
-        return (self.layers[index](ctx, state[0], self.options, self.activation),)
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+        return (self.layers[index](look, state[0], self.options, self.activation),)
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
         x = self.weights.norm(state[0], self.options.eps)
         # The patches of a cell are neighbours.
-        return self.weights.projection(x.reshape(self.options.n_embd * self.cell**2, self.n_piece))
+        return self.weights.projection(x.reshape(self.options.n_embd * self.cell**2, x.shape[1] // self.cell**2))
 
     def max_nodes(self) -> int:
         return 64 + MAX_NODES_OF_LAYER * self.n_layers

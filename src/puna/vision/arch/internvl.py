@@ -20,8 +20,9 @@ from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.grid import nearest_grid
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, by_cells, normalised, patches, resized, size_of
 from puna.vision.special import PLACEHOLDER, special
 from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, layers_of
@@ -49,6 +50,7 @@ class InternVLVision:
         self.options = o = VisionOptions.read(meta)
         self.activation = meta.activation(Activation.GELU)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         self._side = o.image_size // o.patch_size
         self.cell = meta.integer("vision.projector.scale_factor", default=2, high=self._side)
@@ -91,23 +93,23 @@ class InternVLVision:
         o, side = self.options, self._side
         cut = patches(normalised(pixels, o.mean, o.std), o.patch_size, self.cell)
         places = by_cells(1 + np.arange(side**2, dtype=np.int32).reshape(side, side), self.cell)
-        return Piece({"patches": cut, "places": np.concatenate([np.zeros(1, np.int32), places])})
+        arrays = {"patches": cut, "places": np.concatenate([np.zeros(1, np.int32), places])}
+        return Piece(arrays, Divided(1 + side**2, (1, 1 + side**2), self.cell**2))
 
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         w = self.weights
         of_class = ctx.use(w.class_token).reshape(self.options.n_embd, 1)
         return (of_class.concat(w.patches(inputs["patches"]), 1) + w.positions(inputs["places"]),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
-        return (self.layers[index](ctx, state[0], self.options, self.activation),)
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+        return (self.layers[index](look, state[0], self.options, self.activation),)
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
         w, o, x = self.weights, self.options, state[0]
         if w.norm:
             x = w.norm(x, o.eps)
-        # The patches of a cell are neighbours; before them lies the class.
-        stride = x.strides[1]
-        x = x.view((o.n_embd * self.cell**2, self.n_piece), (stride * self.cell**2,), stride)
+        # The patches of a cell are neighbours.
+        x = x.reshape(o.n_embd * self.cell**2, x.shape[1] // self.cell**2)
         return w.second(w.first(w.merged_norm(x, PROJECTOR_EPS)).gelu())
 
     def max_nodes(self) -> int:

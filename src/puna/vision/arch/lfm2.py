@@ -20,8 +20,9 @@ from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.budget import Budget
 from puna.vision.grid import nearest_grid
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import HALF, MAX_IMAGE_SIZE, Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, Size, normalised, patches, resized, size_of
 from puna.vision.resampled import ResampledPositions, position_arrays
 from puna.vision.special import PLACEHOLDER, special
@@ -104,6 +105,7 @@ class LFM2Vision:
         self.cell = meta.integer("vision.projector.scale_factor", default=2, high=64)
         self.cutting = c = Cutting.read(meta, o.patch_size, self.cell)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         self._start, self._end = special(tokenizer, "<|image_start|>"), special(tokenizer, "<|image_end|>")
         self._thumbnail = special(tokenizer, "<|img_thumbnail|>") if c.has_thumbnail else PLACEHOLDER
@@ -177,7 +179,10 @@ class LFM2Vision:
         width, height = size_of(pixels)
         cut = patches(normalised(pixels, o.mean, o.std), o.patch_size, self.cell)
         n_rows, n_columns = height // o.patch_size, width // o.patch_size
-        return Piece({"patches": cut, **position_arrays(self._side, n_rows, n_columns, self.cell)})
+        arrays = {"patches": cut, **position_arrays(self._side, n_rows, n_columns, self.cell)}
+        n = n_rows * n_columns
+        by_row = {"patches": 0, "shares": 0}
+        return Piece(arrays, Divided(n, (0, n), self.cell**2, by_row, begins=True))
 
     def _placed(self, before: Sequence[Sequence[int]], counts: Sequence[int]) -> Placed:
         """Tokens stand before the rows of each piece."""
@@ -194,8 +199,8 @@ class LFM2Vision:
         w = self.weights
         return (w.patches(inputs["patches"]) + w.positions(inputs),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
-        return (self.weights.layers[index](ctx, state[0], self.options, self.activation),)
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+        return (self.weights.layers[index](look, state[0], self.options, self.activation),)
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
         w, o = self.weights, self.options

@@ -25,8 +25,9 @@ from puna.ml.tensor import RopeOptions, Tensor
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import HALF, Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, by_cells, normalised, patches, resized
 from puna.vision.special import special
 from puna.vision.vit import MAX_NODES_OF_LAYER, Attention, FeedForward
@@ -118,6 +119,7 @@ class Llama4Vision:
         self.options = o = VisionOptions.read(meta, mean=HALF, std=HALF, eps=eps)
         self.activation = meta.activation(Activation.GELU)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         self._side = o.image_size // o.patch_size
         self._cell = self._read_cell(meta)
@@ -171,14 +173,14 @@ class Llama4Vision:
         o, side = self.options, self._side
         rows, columns = (by_cells(x, self._cell) for x in np.mgrid[:side, :side].astype(np.int32))
         places = rows * side + columns
-        return Piece(
-            {
-                "patches": patches(normalised(tile, o.mean, o.std), o.patch_size, self._cell),
-                "places": np.append(places, np.int32(side**2)),
-                "columns": np.append(columns + 1, np.int32(0)),
-                "rows": np.append(rows + 1, np.int32(0)),
-            }
-        )
+        arrays = {
+            "patches": patches(normalised(tile, o.mean, o.std), o.patch_size, self._cell),
+            "places": np.append(places, np.int32(side**2)),
+            "columns": np.append(columns + 1, np.int32(0)),
+            "rows": np.append(rows + 1, np.int32(0)),
+        }
+        divided = Divided(side**2 + 1, (0, side**2), self._cell**2, {"columns": 0, "rows": 0})
+        return Piece(arrays, divided)
 
     def _placed(self, grid: Grid) -> Placed:
         t, n = self._tokens, self.n_rows
@@ -208,9 +210,9 @@ class Llama4Vision:
         x = x.concat(w.class_vector.beside(x).reshape(self.options.n_embd, 1), 1)
         return (w.first_norm(x + w.positions.rows(inputs["places"]), self.options.eps),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
         o, layer, (x,) = self.options, self.weights.layers[index], state
-        x = x + layer.attention(ctx, layer.norm1(x, o.eps), o, lambda y: self._turned(y, inputs))
+        x = x + layer.attention(look, layer.norm1(x, o.eps), o, lambda y: self._turned(y, inputs))
         return (x + layer.mlp(layer.norm2(x, o.eps), self.activation),)
 
     def _turned(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -221,10 +223,10 @@ class Llama4Vision:
         return first.concat(second, 0)
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
-        w, n_embd, n = self.weights, self.options.n_embd, self._side**2
+        w, n_cell = self.weights, self._cell**2
         x = w.norm(state[0], self.options.eps)
-        # Without the class vector, the last; the patches of a cell are neighbours.
-        cells = x.view((n_embd, n), (x.strides[1],), 0).reshape(n_embd * self._cell**2, self.n_rows)
+        # The patches of a cell are neighbours.
+        cells = x.reshape(x.shape[0] * n_cell, x.shape[1] // n_cell)
         return w.projection(w.adapter_out(w.adapter_in(cells).gelu()).gelu())
 
     def max_nodes(self) -> int:

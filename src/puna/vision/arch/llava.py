@@ -22,8 +22,9 @@ from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.anyres import Size, across_tiles, best_canvas, without_margins
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import MAX_IMAGE_SIZE, Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, normalised, on_canvas, patches, resized, size_of
 from puna.vision.special import PLACEHOLDER
 from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, layers_of
@@ -79,6 +80,7 @@ class LlavaVision:
         # Values of which layers are taken; 0 is what the first one gets.
         self.features = sorted(set(meta.integers("vision.feature_layer", default=[o.n_layers], high=o.n_layers)))
         self.n_layers = self.features[-1]
+        self.kept = Kept(o.head_dim, o.n_heads)
         self._side = o.image_size // o.patch_size
         self._canvases = self._canvases_of(meta)
         has_class = "v.class_embd" in file.tensors
@@ -160,7 +162,10 @@ class LlavaVision:
         o = self.options
         values = normalised(pixels, o.mean, o.std)
         n = self.n_patches + (self.weights.class_token is not None)
-        return Piece({"patches": patches(values, o.patch_size), "places": np.arange(n, dtype=np.int32)})
+        arrays = {"patches": patches(values, o.patch_size), "places": np.arange(n, dtype=np.int32)}
+        # A row that ends others is made of nothing that there is.
+        n_each = 0 if self.ends_rows else 1
+        return Piece(arrays, Divided(n, (n - self.n_patches, n), n_each))
 
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         w, o = self.weights, self.options
@@ -172,9 +177,9 @@ class LlavaVision:
             x = w.first_norm(x, o.eps)
         return self._kept((x,), 0)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
         x, *kept = state
-        return self._kept((self.layers[index](ctx, x, self.options, self.activation), *kept), index + 1)
+        return self._kept((self.layers[index](look, x, self.options, self.activation), *kept), index + 1)
 
     def _kept(self, state: State, layer: int) -> State:
         """The values now, and after them those that are taken of earlier layers."""
@@ -188,9 +193,6 @@ class LlavaVision:
         features = x
         for i, part in enumerate([*kept, x]):
             features = part if i == 0 else features.concat(part, 0)
-        if w.class_token is not None:
-            width, stride = features.shape[0], features.strides[1]
-            features = features.view((width, self.n_patches), (stride,), stride)
         rows = self.projector(features, o.eps)
         if self.ends_rows and w.newline is not None:
             rows = rows.concat(ctx.use(w.newline).reshape(self.n_out, 1), 1)

@@ -16,7 +16,7 @@ Files have their gates after tanh, that of the places as what is left for them b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,15 +26,15 @@ import numpy.typing as npt
 from puna.errors import BadRequest, FileFormatError
 from puna.gguf.layers import MAX_LAYERS
 from puna.gguf.reader import GGUFFile
-from puna.ml.attention import AttentionRange, Scoring
 from puna.ml.backend import Backend, Context, Use
-from puna.ml.tensor import Tensor
+from puna.ml.tensor import DType, Tensor
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, Linear
 from puna.nn.projections import QKV
 from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.look import Group, Kept, Look
 from puna.vision.metadata import CLIP_MEAN, CLIP_STD, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, normalised, patches, resized, size_of
 from puna.vision.special import special
 from puna.vision.vit import MAX_NODES_OF_LAYER, FeedForward, PatchEmbedding, SwappedFeedForward, is_swapped
@@ -132,18 +132,10 @@ class Attention:
     qkv: QKV
     output: Linear = gguf("attn_out", alt="attn_output", dims="mixed embd")
 
-    def __call__(self, ctx: Context, x: Tensor, o: Options, n_seen: int) -> Tensor:
-        """The first *n_seen* rows see all, and are all that the others see."""
-        n = x.shape[1]
+    def __call__(self, look: Look, x: Tensor, o: Options, groups: Sequence[Group]) -> Tensor:
         query, key, value = self.qkv(x, o.n_heads, o.n_heads, o.head_dim)
         # In F32: as fast as F16 where there are so many rows, and with thousands of them sums in F16 would lose a digit.
-        keys, values = (y.permute(0, 2, 1, 3).contiguous() for y in (key, value))
-        ranges = [AttentionRange(0, n_seen, 1, keys, values)]
-        if n_seen < n:
-            shape, strides = (o.head_dim, n_seen, o.n_heads), keys.strides[1:3]
-            seen = (y.view(shape, strides, 0) for y in (keys, values))
-            ranges.append(AttentionRange(n_seen, n - n_seen, 1, *seen))
-        return self.output(ctx.attention(query, ranges, Scoring(1 / math.sqrt(o.head_dim))))
+        return self.output(look(query, key, value, groups, dtype=DType.F32))
 
 
 @dataclass
@@ -155,9 +147,9 @@ class Layer:
     attention_gate: Tensor | None = gguf("attn_gate", dims="1", use=Use.VECTOR, optional=True)
     mlp_gate: Tensor | None = gguf("ffn_gate", dims="1", use=Use.VECTOR, optional=True)
 
-    def __call__(self, ctx: Context, x: Tensor, o: Options, n_seen: int) -> Tensor:
+    def __call__(self, look: Look, x: Tensor, o: Options, groups: Sequence[Group]) -> Tensor:
         """X [n_embd, n] to [n_embd, n]."""
-        x = x + _gated(self.attention(ctx, self.norm1(x, o.eps), o, n_seen), self.attention_gate)
+        x = x + _gated(self.attention(look, self.norm1(x, o.eps), o, groups), self.attention_gate)
         return x + _gated(self.mlp.down(self.mlp.up(self.norm2(x, o.eps)).gelu_erf()), self.mlp_gate)
 
 
@@ -188,6 +180,7 @@ class MLlamaVision:
     def __init__(self, file: GGUFFile, backend: Backend, text: GGUFFile, tokenizer: Tokenizer) -> None:
         self.options = o = Options.of(VisionMetadata(file))
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads, DType.F32)
         self.n_out = text.metadata.integer("embedding_length")
         self._canvases = canvases(o.max_tiles)
         self._image = special(tokenizer, IMAGE)
@@ -240,7 +233,9 @@ class MLlamaVision:
         n_rows = rows * columns * o.n_rows
         arrays = {"patches": np.concatenate(cut), "own": np.arange(n_rows, dtype=np.int32)}
         arrays |= self._numbers(1 + self._canvases.index(canvas))
-        return Prepared([Piece(arrays)], Placed(tokens=[self._image], rows=[-1]), n_rows)
+        n = (o.n_rows + o.n_filling) * o.max_tiles
+        divided = Divided(n, (0, n_rows), 1, {"owners": 0})
+        return Prepared([Piece(arrays, divided)], Placed(tokens=[self._image], rows=[-1]), n_rows)
 
     def _laid_on(self, pixels: Pixels, canvas: tuple[int, int]) -> Pixels:
         """As large as fits, but never larger than it is unless it is smaller than a tile."""
@@ -276,12 +271,19 @@ class MLlamaVision:
         x = x.reshape(n, o.n_rows * o.max_tiles) + w.tile_places(inputs["places"], n)
         return (w.norm_before(x, o.eps).pad(0, o.n_filling * o.max_tiles),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+    def _groups(self, n_seen: int) -> list[Group]:
+        """The first *n_seen* rows see all, and are all that the others see."""
+        o = self.options
+        n = (o.n_rows + o.n_filling) * o.max_tiles
+        groups = [Group(0, n_seen, n_seen=n)]
+        return [*groups, Group(n_seen, n - n_seen, n_seen=n_seen)] if n_seen < n else groups
+
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
         o = self.options
         x, *taken = state
         if index in o.taken and index < o.n_local:
             taken.append(x)
-        x = self.layers[index](ctx, x, o, inputs["own"].shape[0])
+        x = self.layers[index](look, x, o, self._groups(inputs["own"].shape[0]))
         if index == o.n_local - 1:
             if o.n_local in o.taken:
                 taken.append(x)
@@ -289,13 +291,13 @@ class MLlamaVision:
         return x, *taken
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
-        n, n_seen = self.options.n_embd, inputs["own"].shape[0]
-        x, *taken = (y.view((n, n_seen), y.strides[1:2], 0) for y in state)
+        x, *taken = state
+        n, n_rows, _, _ = x.shape
         if taken:
-            beside, *others = (y.reshape(1, n, n_seen) for y in taken)
+            beside, *others = (y.reshape(1, n, n_rows) for y in taken)
             for other in others:
                 beside = beside.concat(other, 0)
-            x = x.concat(beside.reshape(n * len(taken), n_seen), 0)
+            x = x.concat(beside.reshape(n * len(taken), n_rows), 0)
         return self.weights.projection(x)
 
     def max_nodes(self) -> int:

@@ -21,8 +21,9 @@ from puna.ml.tensor import Gate, RopeOptions, SectionOrder, Sections, Tensor
 from puna.nn.declare import bind, gguf
 from puna.nn.layers import Linear, RMSNorm
 from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import CLIP_MEAN, CLIP_STD, Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, by_cells, normalised, patches, resized, size_of
 from puna.vision.special import special
 from puna.vision.vit import MAX_NODES_OF_LAYER, GatedLayer, PatchEmbedding, Turn
@@ -61,6 +62,7 @@ class PixtralVision:
         # llama.cpp's converter orders each head so that neighbours make a pair; the ancestor's leaves it.
         self.pairs_are_neighbours = meta.is_projector
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         self._image, self._break, self._end = (special(tokenizer, name) for name in ("[IMG]", "[IMG_BREAK]", "[IMG_END]"))
         dims = {"embd": o.n_embd, "ff": o.n_ff, "patch": o.patch_size, "text": self.n_out, "merged": o.n_embd * self.cell**2}
@@ -94,7 +96,9 @@ class PixtralVision:
         values = normalised(resized(pixels, (columns * unit, rows * unit), Filter.BICUBIC), o.mean, o.std)
         row, column = (by_cells(grid.astype(np.int32), cell) for grid in np.indices((rows * cell, columns * cell)))
         arrays = {"patches": patches(values, o.patch_size, cell), **self._places(row, column)}
-        return Prepared([Piece(arrays)], self._placed(columns, rows), columns * rows)
+        by_row = {"patches": 0, "row": 0, "column": 0, "axes": 1}
+        divided = Divided(row.size, (0, row.size), cell**2, by_row, begins=True)
+        return Prepared([Piece(arrays, divided)], self._placed(columns, rows), columns * rows)
 
     def _places(self, row: np.ndarray, column: np.ndarray) -> dict[str, np.ndarray]:
         if self.pairs_are_neighbours:
@@ -102,7 +106,7 @@ class PixtralVision:
         nothing = np.zeros_like(row)
         # A column's frequencies lie between those of a row.
         factors = np.repeat(np.array([1, self.base ** (2 / self.options.head_dim)], np.float32), self.options.head_dim // 4)
-        return {"axes": np.concatenate([row, column, nothing, nothing]), "factors": factors}
+        return {"axes": np.stack([row, column, nothing, nothing]), "factors": factors}
 
     def _turn(self, inputs: Mapping[str, Tensor]) -> Turn:
         """The first half of a head's pairs by the row, the second by the column."""
@@ -110,7 +114,7 @@ class PixtralVision:
         if not self.pairs_are_neighbours:
             sections = Sections((head_dim // 4,) * 4, SectionOrder.APART)
             whole = RopeOptions(head_dim, base=self.base, sections=sections)
-            return lambda x: x.rope(inputs["axes"], whole, inputs["factors"])
+            return lambda x: x.rope(inputs["axes"].flatten(), whole, inputs["factors"])
         by_row = RopeOptions(head_dim // 2, base=self.base)
         by_column = RopeOptions(head_dim // 2, base=self.base, scale=self.base ** (-2 / head_dim), begin=head_dim // 2)
         return lambda x: x.rope(inputs["row"], by_row).rope(inputs["column"], by_column)
@@ -125,8 +129,8 @@ class PixtralVision:
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         return (self.weights.norm(self.weights.patches(inputs["patches"]), self.options.eps),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
-        return (self.weights.layers[index](ctx, state[0], self.options, self.gate, self._turn(inputs)),)
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+        return (self.weights.layers[index](look, state[0], self.options, self.gate, self._turn(inputs)),)
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
         w, o, x = self.weights, self.options, state[0]

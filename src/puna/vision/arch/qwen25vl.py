@@ -3,7 +3,7 @@
 In 2.5-VL most layers attend within windows, every eighth or those that the file names to everything; 2-VL's all see everything,
 with LayerNorm and an MLP without a gate. Queries and keys turn by row and column. Four neighbouring patches are merged into a
 row; around an image's rows stand two tokens, and they have their places along the axes of M-RoPE. The patch embedding takes two
-frames of a film; an image is a film of two equal ones.
+frames of a film; an image is a film of two equal ones. Patches are encoded window by window; where their rows stand is known.
 
 Resized as the published processor does, to the nearest multiples whatever that does to the proportions; libmtmd puts black at the
 sides instead, and rounds halves up. An image has as many rows as libmtmd allows, a quarter of what the processor would.
@@ -12,10 +12,11 @@ sides instead, and rounds halves up. An image has as many rows as libmtmd allows
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from puna.errors import FileFormatError
 from puna.gguf.reader import GGUFFile
@@ -27,13 +28,14 @@ from puna.nn.mlp import SwiGLU
 from puna.nn.projections import QKV
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.budget import Budget
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import CLIP_MEAN, CLIP_STD, Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.mrope import patch_places, patch_rope, placed
 from puna.vision.pixels import Filter, normalised, patches, resized
 from puna.vision.special import special
-from puna.vision.vit import MAX_NODES_OF_LAYER, FeedForward, attend
-from puna.vision.windows import attend_in_windows, in_order, in_windows, window_arrays, window_sizes
+from puna.vision.vit import MAX_NODES_OF_LAYER, FeedForward
+from puna.vision.windows import in_windows, window_arrays, window_groups
 
 MIN_TOKENS, MAX_TOKENS = 8, 4096
 WINDOW = 112  # pixels
@@ -100,6 +102,7 @@ class Qwen25VLVision:
         meta = VisionMetadata(file)
         self.options = o = VisionOptions.read(meta, mean=CLIP_MEAN, std=CLIP_STD, eps=1e-6, image_size=1 << 14, n_ff=0)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         self._cell = meta.integer("vision.spatial_merge_size", default=2, high=16)
         if o.head_dim % 4:
@@ -141,30 +144,30 @@ class Qwen25VLVision:
         fitted = self._budget.fit(width, height)
         columns, rows = (side // self._budget.multiple for side in fitted)
         values = patches(normalised(resized(pixels, fitted, Filter.BICUBIC), o.mean, o.std), o.patch_size, cell)
-        windows = window_arrays(rows, columns, self._window)
-        order = np.concatenate([windows[name].reshape(-1) for name in sorted(windows) if name.startswith("window_")])
-        places = patch_places(rows * cell, columns * cell, cell).reshape(4, rows * columns, cell**2)
-        arrays = {"patches": values, "places": places[:, order].reshape(-1), **windows}
-        return Prepared([Piece(arrays)], self._placed(rows, columns), rows * columns)
+        n, windows = rows * columns, window_arrays(rows, columns, self._window)
+        order = in_windows(np.arange(n), windows)
+        places = patch_places(rows * cell, columns * cell, cell).reshape(4, n, cell**2)
+        arrays = {
+            "patches": values.reshape(n, -1)[order].reshape(values.shape),
+            "places": places[:, order].reshape(4, n * cell**2),
+            **windows,
+        }
+        divided = Divided(n * cell**2, (0, n * cell**2), cell**2, {"patches": 0, "places": 1}, begins=True)
+        return Prepared([Piece(arrays, divided)], self._placed(rows, columns, np.argsort(order)), n)
 
-    def _placed(self, rows: int, columns: int) -> Placed:
+    def _placed(self, rows: int, columns: int, numbers: npt.NDArray[np.int64]) -> Placed:
+        """*numbers*: of the encoded rows, cell by cell."""
         begin, padding, end = self._tokens
-        return placed(rows, columns, begin, padding, end)
+        return replace(placed(rows, columns, begin, padding, end), rows=[-1, *numbers.tolist(), -1])
 
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
-        x = self.weights.patches(inputs["patches"])
-        n_embd, n, n_patches = self.options.n_embd, x.shape[1], self._cell**2
-        cells = in_windows(x.reshape(n_embd * n_patches, n // n_patches), inputs)
-        return (cells.reshape(n_embd, n),)
+        return (self.weights.patches(inputs["patches"]),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
         o, layer, x = self.options, self.weights.layers[index], state[0]
         query, key, value = layer.attention.qkv(layer.norm1(x, o.eps), o.n_heads, o.n_heads, o.head_dim)
-        query, key = (part.rope(inputs["places"], self._rope) for part in (query, key))
-        if index in self._sees_all:
-            mixed = attend(ctx, query, key, value)
-        else:
-            mixed = attend_in_windows(ctx, query, key, value, window_sizes(ctx, inputs, self._cell**2))
+        query, key = (part.rope(inputs["places"].flatten(), self._rope) for part in (query, key))
+        mixed = look(query, key, value, None if index in self._sees_all else window_groups(inputs, self._cell**2))
         x = x + layer.attention.output(mixed)
         return (x + self._fed_forward(layer, layer.norm2(x, o.eps)),)
 
@@ -175,7 +178,7 @@ class Qwen25VLVision:
         w, n_patches = self.weights, self._cell**2
         x = w.norm(state[0], self.options.eps)
         cells = x.reshape(x.shape[0] * n_patches, x.shape[1] // n_patches)
-        return in_order(w.projection(w.merger(cells).gelu()), inputs)
+        return w.projection(w.merger(cells).gelu())
 
     def max_nodes(self) -> int:
         return 64 + MAX_NODES_OF_LAYER * self.n_layers

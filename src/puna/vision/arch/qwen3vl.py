@@ -21,8 +21,9 @@ from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.budget import Budget
 from puna.vision.interpolated import InterpolatedPositions, position_arrays
+from puna.vision.look import Kept, Look
 from puna.vision.metadata import HALF, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Prepared, State
 from puna.vision.mrope import patch_places, patch_rope, placed
 from puna.vision.pixels import Filter, normalised, patches, resized
 from puna.vision.special import special
@@ -128,6 +129,7 @@ class Qwen3VLVision:
         meta = VisionMetadata(file)
         self.options = o = VisionOptions.read(meta, mean=HALF, std=HALF, eps=1e-6, image_size=1 << 14, n_ff=0)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self._cell = meta.integer("vision.spatial_merge_size", default=2, high=16)
         if o.head_dim % 4:
             raise FileFormatError(f"{meta.path}: heads of {o.head_dim} cannot turn by row and column")
@@ -178,19 +180,22 @@ class Qwen3VLVision:
         columns, rows = (side // self._budget.multiple for side in fitted)
         arrays = {
             "patches": patches(normalised(resized(pixels, fitted, Filter.BICUBIC), o.mean, o.std), o.patch_size, cell),
-            "places": patch_places(rows * cell, columns * cell, cell).reshape(-1),
+            "places": patch_places(rows * cell, columns * cell, cell),
             **position_arrays(rows * cell, columns * cell, self._side, cell),
         }
         begin, padding, end = self._tokens
-        return Prepared([Piece(arrays)], placed(rows, columns, begin, padding, end), rows * columns)
+        n = rows * columns
+        by_row = {"patches": 0, "places": 1, "corners": 1, "shares": 1}
+        piece = Piece(arrays, Divided(n * cell**2, (0, n * cell**2), cell**2, by_row, begins=True))
+        return Prepared([piece], placed(rows, columns, begin, padding, end), n)
 
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         return (self.weights.patches(inputs["patches"]) + self.weights.positions(inputs),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
         """What layers in between give stands behind the last one's in the state."""
         o, layer, (x, *given) = self.options, self.weights.layers[index], state
-        x = x + layer.attention(ctx, layer.norm1(x, o.eps), o, lambda y: y.rope(inputs["places"], self._rope))
+        x = x + layer.attention(look, layer.norm1(x, o.eps), o, lambda y: y.rope(inputs["places"].flatten(), self._rope))
         x = x + layer.mlp(layer.norm2(x, o.eps))
         if index in self._deepstack:
             given.append(self._deepstack[index](self._cells(x), o.eps))

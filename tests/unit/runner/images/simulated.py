@@ -103,6 +103,9 @@ class FakeEncoder:
         state = state + (end - begin)
         return [state - N_LAYERS] if end == N_LAYERS else [state]
 
+    def by_rows(self, piece: Piece) -> None:
+        """As whole layers."""
+
     @property
     def n_layers_computed(self) -> int:
         return sum(end - begin for _, begin, end in self.parts)

@@ -10,6 +10,7 @@ import pytest
 
 from puna.errors import BadRequest, FileFormatError, MissingTensors, UnsupportedModel
 from puna.vision.arch.mllama import MLlamaVision
+from puna.vision.look import LookAtOnce
 from tests.models.dialect import Translation
 from tests.models.mllama import IMAGE, write_eyes, write_mllama
 from tests.models.row import TinyFile
@@ -48,7 +49,7 @@ def states(eyes: Eyes, pixels: Any) -> list[Floats]:
         inputs = Inputs(ctx, piece)
         state = eyes.model.begin(ctx, inputs)
         for index in range(n_layers):
-            state = eyes.model.layer(ctx, state, inputs, index)
+            state = eyes.model.layer(LookAtOnce(ctx), state, inputs, index)
         ctx.output(state[0])
         inputs.set()
         assert ctx.compute()
