@@ -26,12 +26,10 @@ from tests.puna_engine import PunaEngine
 
 from bench import models, slices
 from bench.facts import facts
-from puna.native.ggml import TYPE_F16, TYPE_Q8_0
 from puna.native.log import route_to_logging
 
 N_SEQUENCES = 8
 BLOCK = 4
-PART = 512
 
 
 class Encoder(Oracle):
@@ -68,51 +66,6 @@ def prefill(n_tokens: int) -> Prepare:
         return step
 
     return prepare
-
-
-def prefill_after(depth: int, n_tokens: int) -> Prepare:
-    """A part of a long prompt; what is before it is computed once."""
-
-    def prepare(engine: Engine, ids: list[int]) -> Callable[[], object]:
-        reach(engine, ids, depth)
-        tokens = (ids * (1 + n_tokens // len(ids)))[:n_tokens]
-
-        def step() -> object:
-            engine.forget(0, depth)
-            return engine.decode(tokens, range(depth, depth + n_tokens), [0] * n_tokens, [n_tokens - 1])
-
-        return step
-
-    return prepare
-
-
-def decode_after(depth: int) -> Prepare:
-    def prepare(engine: Engine, ids: list[int]) -> Callable[[], object]:
-        reach(engine, ids, depth)
-        position = depth
-
-        def step() -> object:
-            nonlocal position
-            logits = engine.decode(ids[:1], [position], [0], [0])
-            position += 1
-            return logits
-
-        return step
-
-    return prepare
-
-
-_reached: dict[int, int] = {}  # how far an engine's first sequence is filled, by engine
-
-
-def reach(engine: Engine, ids: list[int], depth: int) -> None:
-    """The first sequence holds so many tokens, computed in parts of a batch; those that it holds already are not again."""
-    begin = min(_reached.get(id(engine), 0), depth)
-    engine.forget(0, begin)
-    for at in range(begin, depth, PART):
-        n = min(PART, depth - at)
-        engine.decode((ids * (1 + n // len(ids)))[:n], range(at, at + n), [0] * n, [n - 1])
-    _reached[id(engine)] = depth
 
 
 def encode(n_tokens: int) -> Prepare:
@@ -164,17 +117,6 @@ ARCH_CASES = [
     Case("decode at depth 512", 1, 16, decode(512)),
 ]
 
-# In a long context, with the kinds of cache that people choose.
-CACHES = {"f16": TYPE_F16, "q8_0": TYPE_Q8_0}
-
-
-def deep_cases(depth: int) -> list[Case]:
-    return [
-        Case(f"decode at depth {depth}", 1, 16, decode_after(depth)),
-        Case(f"prefill 512 at depth {depth}", 512, 1, prefill_after(depth, 512)),
-    ]
-
-
 ENCODER_CASES = [Case("encode 512", 512, 4, encode(512))]
 
 
@@ -209,16 +151,6 @@ def run(name: str, path: Path, turns: int, n_threads: int, cases: list[Case]) ->
         return races(cases, name, (puna, oracle), turns)
 
 
-def run_deep(name: str, path: Path, turns: int, n_threads: int, depth: int) -> list[Row]:
-    rows = []
-    for kind, cache_type in CACHES.items():
-        limits: dict[str, Any] = {"n_ctx": depth + 1024, "n_threads": n_threads, "cache_type": cache_type}
-        _reached.clear()
-        with PunaEngine(path, **limits) as puna, Oracle(path, **limits) as oracle:
-            rows += races(deep_cases(depth), f"{name}, {kind} cache", (puna, oracle), turns)
-    return rows
-
-
 def run_encoder(name: str, path: Path, turns: int, n_threads: int) -> list[Row]:
     limits: dict[str, Any] = {"n_ctx": 512, "n_threads": n_threads}
     with PunaEngine(path, **limits) as puna, Encoder(path, **limits, embeddings=True) as oracle:
@@ -238,9 +170,6 @@ def main() -> None:
     parser.add_argument(
         "--arch", choices=("all", *slices.SLICES), action="append", help="six layers of a family; may be repeated"
     )
-    parser.add_argument(
-        "--depth", type=int, default=0, help="in place of the usual rows: steps after so many tokens, f16 and q8_0 cache"
-    )
     parser.add_argument("--json", type=Path, help="write the rows and the machine's facts to this file")
     parser.add_argument(
         "--cpu-time", action="store_true", help="one thread's time on a core, for machines that others use as well"
@@ -257,10 +186,7 @@ def main() -> None:
     ):
         if key in wanted:
             print(f"{name} …", file=sys.stderr)
-            if args.depth:
-                rows += run_deep(name, make(), args.turns, args.threads, args.depth)
-            else:
-                rows += run(name, make(), args.turns, args.threads, CASES)
+            rows += run(name, make(), args.turns, args.threads, CASES)
     for name in slices.SLICES if "all" in (args.arch or ()) else args.arch or ():
         print(f"{name} …", file=sys.stderr)
         title, path = f"{name}: {slices.SLICES[name].model}", slices.path_of(name)

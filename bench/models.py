@@ -39,25 +39,29 @@ N_LAYERS, N_EMBD, N_HEADS, N_KV_HEADS, N_FF, N_VOCAB = 16, 2048, 32, 8, 8192, 12
 _DISTINCT_ROWS = 512
 
 
-def llama_1b(kind: TensorType | None = None) -> Path:
-    """Random weights of one type, or in the mixture that llama.cpp calls Q4_K_M; 0.8 GB and more, kept for the next run."""
-    path = cache_dir() / f"llama-1b-shape-{'q4_k_m' if kind is None else kind.name.lower()}.gguf"
+def llama_1b(kind: TensorType | None = None, *, share: int = 1) -> Path:
+    """Random weights of one type, or in the mixture that llama.cpp calls Q4_K_M; 0.8 GB and more, kept for the next run.
+
+    *share*: one in so many of the layers, and of the tokens: a step takes as much less, in the same proportions.
+    """
+    of = "" if share == 1 else f"-1-in-{share}"
+    path = cache_dir() / f"llama-1b-shape{of}-{'q4_k_m' if kind is None else kind.name.lower()}.gguf"
     if not path.exists():
         print(f"making {path.name} with random weights, once", file=sys.stderr)
         part = path.with_suffix(".part")
-        _writer(kind).write(part)
+        _writer(kind, N_LAYERS // share, N_VOCAB // share).write(part)
         part.rename(path)
     return path
 
 
-def _writer(kind: TensorType | None) -> GGUFWriter:
+def _writer(kind: TensorType | None, n_layers: int, n_vocab: int) -> GGUFWriter:
     writer = GGUFWriter("llama")
     writer.add("general.name", "random weights in the shape of Llama 3.2 1B")
     for key, value in {
-        "vocab_size": N_VOCAB,
+        "vocab_size": n_vocab,
         "context_length": 131072,
         "embedding_length": N_EMBD,
-        "block_count": N_LAYERS,
+        "block_count": n_layers,
         "feed_forward_length": N_FF,
         "attention.head_count": N_HEADS,
         "attention.head_count_kv": N_KV_HEADS,
@@ -66,7 +70,7 @@ def _writer(kind: TensorType | None) -> GGUFWriter:
         writer.add(f"llama.{key}", value)
     writer.add("llama.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add("llama.rope.freq_base", 500000.0)
-    add_vocabulary(writer, N_VOCAB)
+    add_vocabulary(writer, n_vocab)
     random = np.random.default_rng(1)
 
     def matrix(name: str, n_in: int, n_out: int, kind: TensorType) -> None:
@@ -76,11 +80,11 @@ def _writer(kind: TensorType | None) -> GGUFWriter:
         writer.add_raw_tensor(name, (n_in, n_out), kind, lambda: blocks[chosen].reshape(-1))
 
     plain = TensorType.Q4_K if kind is None else kind
-    matrix("token_embd.weight", N_EMBD, N_VOCAB, TensorType.Q6_K if kind is None else kind)
+    matrix("token_embd.weight", N_EMBD, n_vocab, TensorType.Q6_K if kind is None else kind)
     kv_width = N_EMBD // N_HEADS * N_KV_HEADS
-    for i in range(N_LAYERS):
+    for i in range(n_layers):
         # The layers whose attn_v and ffn_down get more bits in Q4_K_M.
-        is_finer = i < N_LAYERS // 8 or i >= 7 * N_LAYERS // 8 or (i - N_LAYERS // 8) % 3 == 2
+        is_finer = i < n_layers // 8 or i >= 7 * n_layers // 8 or (i - n_layers // 8) % 3 == 2
         finer = TensorType.Q6_K if is_finer and kind is None else plain
         writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(N_EMBD, np.float32))
         writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(N_EMBD, np.float32))

@@ -45,7 +45,9 @@ class Oracle:
         flash_attention: bool = True,
         embeddings: bool = False,
         adapters: Sequence[Any] = (),
+        watch: int = 0,
     ) -> None:
+        """*watch*: a function that ggml calls before and after each node, by its address."""
         self.lib = llama()
         self.n_sequences = n_sequences
         params = self.lib.llama_model_default_params()
@@ -59,6 +61,7 @@ class Oracle:
         c.type_k = c.type_v = cache_type
         c.no_perf = True
         c.embeddings = embeddings
+        c.cb_eval = watch or None
         self.ctx = self.lib.llama_init_from_model(self.model, c)
         assert self.ctx, "libllama could not make a context"
         self._apply(adapters)

@@ -34,6 +34,7 @@ X86_64: Mapping[str, tuple[str, ...]] = {
     "avx512": _AVX512,
     "avx512_vnni": (*_AVX512, "-mavx512vnni"),
     "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
+    "amx": (*_AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-DPUNA_TILES"),
 }
 _NEON = ("-DPUNA_NEON",)
 AARCH64: Mapping[str, tuple[str, ...]] = {

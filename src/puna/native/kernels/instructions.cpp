@@ -1,5 +1,8 @@
 // Compiled once per instruction set, with the compiler's options for it and PUNA_INSTRUCTIONS as the name.
-#if defined(__AVX512F__)
+#if defined(PUNA_TILES)
+#include "lanes_amx.h"
+#include "rounding_avx2.h"
+#elif defined(__AVX512F__)
 #include "lanes_avx512.h"
 #include "rounding_avx2.h"
 #elif defined(__AVX2__)
@@ -42,7 +45,9 @@ bool available() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) return false;
   const bool avx2 = (b & bit_AVX2) && (low & 6) == 6;
   [[maybe_unused]] const bool avx512 = avx2 && (low & 0xe6) == 0xe6 && (b & bit_AVX512F) && (b & bit_AVX512BW) && (b & bit_AVX512DQ) && (b & bit_AVX512VL);
-#if defined(__AVX512BF16__)
+#if defined(PUNA_TILES)
+  return avx512 && (c & bit_AVX512VNNI) && (a1 & (1u << 5)) && has_tiles();
+#elif defined(__AVX512BF16__)
   return avx512 && (c & bit_AVX512VNNI) && (a1 & (1u << 5));
 #elif defined(__AVX512VNNI__)
   return avx512 && (c & bit_AVX512VNNI);
@@ -77,7 +82,24 @@ bool available() { return true; }
 #define PUNA_JOINED_OF(a, b) a##b
 #define PUNA_JOINED(a, b) PUNA_JOINED_OF(a, b)
 
-#if defined(__AVX512BF16__)
+#if defined(PUNA_TILES)
+// Tiles take 16 tokens at a time; a few are better off in registers, where their sums are the same.
+constexpr int fewest_tokens_of_tiles = 8;
+
+constexpr auto& without_tiles = avx512_bf16_instructions;
+
+void round_some(Rounding rounding, const float* x, const Activations& a, int64_t t, int64_t begin, int64_t end) {
+  without_tiles.round(rounding, x, a, t, begin, end);
+}
+
+void multiply_some(const Format& format, const Activations& a, const Work& work) {
+  if (format.type == type_bf16) return multiply_bfloats_in_tiles(format, a, work);
+  if (is_of_floats(format.rounding) || work.n < fewest_tokens_of_tiles) return without_tiles.multiply(format, a, work);
+  multiply_in_tiles(format, a, work);
+}
+
+int64_t exercise_all(int64_t times) { return without_tiles.exercise(times); }
+#elif defined(__AVX512BF16__)
 // Only products of bfloats differ from those of the instruction set below, which computes all others.
 void round_some(Rounding rounding, const float* x, const Activations& a, int64_t t, int64_t begin, int64_t end) {
   if (rounding != to_bfloats) return avx512_vnni_instructions.round(rounding, x, a, t, begin, end);

@@ -42,7 +42,7 @@ constexpr int tokens_at_once = 64;  // the most that multiply takes
 extern const Instructions portable_instructions;
 #if defined(__x86_64__)
 extern const Instructions avx2_instructions, avx_vnni_instructions, avx512_instructions, avx512_vnni_instructions,
-    avx512_bf16_instructions;
+    avx512_bf16_instructions, amx_instructions;
 #elif defined(__aarch64__)
 extern const Instructions neon_instructions, neon_dot_instructions, neon_i8mm_instructions;
 #endif

@@ -23,7 +23,7 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 7
+VERSION = 8
 
 # Of packed matrices, which all instruction sets read alike: another one when formats.h lays them out in another way.
 LAYOUT = "1"
@@ -35,7 +35,11 @@ ATTENTION = "PUNA attention"  # the same for what its keys and values may be hel
 # Which instruction set is used, for comparisons; without it the best that the processor has.
 FORCED = "PUNA_KERNEL_INSTRUCTIONS"
 
-RIVALS = ("avx512", "avx2")  # the same without dot products, in registers of 64 and of 32 bytes
+# Instruction sets of which the later one may be the faster one: tiles and registers, and without dot products
+# registers of 64 and of 32 bytes.
+RIVALS = {"amx": "avx512_bf16", "avx512": "avx2"}
+
+CHECKED = ("amx",)  # sets that are compared with the portable one before their first use
 
 SHORT = {
     "puna_kernels_version": "i ",
@@ -43,6 +47,7 @@ SHORT = {
     "puna_instructions": "s i",
     "puna_has_instructions": "b s",
     "puna_use_instructions": "b s",
+    "puna_check_instructions": "b s",
     "puna_packed_bytes": "l ill",
     "puna_rounding": "i i",
     "puna_rounded_bytes": "l ill",
@@ -93,6 +98,7 @@ class Kernels(Functions):
             raise NativeLibraryError(f"the matrix products cannot be opened: {error}; compile them again: make") from error
         if self.puna_kernels_version() != VERSION or self._layout() != _expected_layout():
             raise NativeLibraryError(f"the matrix products in {path} are of another version; compile them again: make")
+        self.refused: list[str] = []  # instruction sets that this processor says it has, and computes wrongly with
         self.instructions = self._select(settings.load().kernel_instructions)
 
     def linear(
@@ -119,8 +125,13 @@ class Kernels(Functions):
         return names
 
     def available(self) -> list[str]:
-        """Those that this processor has."""
-        return [name for name in self.known() if self.puna_has_instructions(name.encode())]
+        """Those that this processor has, and computes rightly with."""
+        found = [name for name in self.known() if self.puna_has_instructions(name.encode())]
+        for name in CHECKED:
+            if name in found and name not in self.refused and not self.puna_check_instructions(name.encode()):
+                self.refused.append(name)
+                log.warning("this processor computes wrongly with its instructions %s, which are not used", name)
+        return [name for name in found if name not in self.refused]
 
     def _select(self, wanted: str) -> str:
         """Errors: NativeLibraryError when this processor does not have what was asked for."""
@@ -132,9 +143,9 @@ class Kernels(Functions):
         return name
 
     def _best(self, available: list[str]) -> str:
-        """The first, but where registers of 64 bytes have no dot products those of 32 may be faster: that is measured."""
-        rivals = [name for name in RIVALS if name in available]
-        if available[0] != RIVALS[0] or len(rivals) < 2:
+        """The first, or its rival where that is faster: which it is, is measured."""
+        rivals = [available[0], RIVALS.get(available[0], "")]
+        if rivals[1] not in available:
             return available[0]
         with closing(Product(self)) as product:
             return fastest(rivals, self.use, product)
@@ -191,6 +202,8 @@ def in_words() -> str:
     if not settings.load().kernels:
         return "ggml's (PUNA_KERNELS is off)"
     try:
-        return f"Puna's own ({kernels().instructions})"
+        own = kernels()
+        refused = f"; this processor computes wrongly with {', '.join(own.refused)}" if own.refused else ""
+        return f"Puna's own ({own.instructions}{refused})"
     except NativeLibraryError as error:
         return f"ggml's ({error})"

@@ -5,6 +5,7 @@
 #include "activations.h"
 #include "packing.h"
 #include "parts.h"
+#include "self_check.h"
 
 namespace puna {
 
@@ -14,7 +15,7 @@ namespace {
 
 constexpr const Instructions* known[] = {
 #if defined(__x86_64__)
-    &avx512_bf16_instructions, &avx512_vnni_instructions, &avx512_instructions, &avx_vnni_instructions, &avx2_instructions,
+    &amx_instructions, &avx512_bf16_instructions, &avx512_vnni_instructions, &avx512_instructions, &avx_vnni_instructions, &avx2_instructions,
 #elif defined(__aarch64__)
     &neon_i8mm_instructions, &neon_dot_instructions, &neon_instructions,
 #endif
@@ -43,7 +44,7 @@ void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, floa
 
 using namespace puna;
 
-PUNA_EXPORT int puna_kernels_version() { return 7; }
+PUNA_EXPORT int puna_kernels_version() { return 8; }
 
 // Offsets of type, ne, nb, src and data, and the size.
 PUNA_EXPORT void puna_tensor_layout(int64_t* offsets) {
@@ -60,6 +61,14 @@ PUNA_EXPORT const char* puna_instructions(int i) {
 PUNA_EXPORT bool puna_has_instructions(const char* name) {
   for (const Instructions* one : known)
     if (!strcmp(one->name, name)) return one->available();
+  return false;
+}
+
+// Whether they compute what the portable ones do; false where this processor has none of that name.
+PUNA_EXPORT bool puna_check_instructions(const char* name) {
+  if (!puna_has_instructions(name)) return false;
+  for (const Instructions* one : known)
+    if (!strcmp(one->name, name)) return computes_rightly(*one);
   return false;
 }
 

@@ -267,6 +267,8 @@ template <class L, int bits> struct Products<L, bits, true> {
   struct Weights { I w[8]; };
 
   static PUNA_INLINE void prepare(Weights&) {}
+  // Where an instruction set multiplies many tokens at once: with the weights' parts, which have factors of their own.
+  template <int parts> static PUNA_INLINE void multiply_all(Weights&, const int8_t*, int) {}
   static PUNA_INLINE Sum zero() { return L::set(0.0f); }
   static PUNA_INLINE Factor factor(I whole) { return L::to_float(whole); }
   static PUNA_INLINE typename L::F value(Sum sum) { return sum; }
@@ -282,18 +284,18 @@ template <class L, int bits> struct Products<L, bits, true> {
         PUNA_UNROLL for (int t = 0; t < M; t++) sums[t][i] = L::template dot4<bits>(sums[t][i], w[i].w[g], v[t]);
     }
   }
-  // To the sums of M tokens, which are so many apart.
+  // To the sums of M tokens from t0 on, which are so many apart.
   template <int N, int M, int first, int groups, int apart>
-  static PUNA_INLINE void add(const Weights* w, const int8_t* x, const Factor* factors, Sum* sums) {
+  static PUNA_INLINE void add(const Weights* w, const int8_t* x, int t0, const Factor* factors, Sum* sums) {
     I whole[M][N];
-    dot<N, M, first, groups>(w, x, whole);
+    dot<N, M, first, groups>(w, x + 32 * t0, whole);
     PUNA_UNROLL for (int t = 0; t < M; t++)
       PUNA_UNROLL for (int i = 0; i < N; i++)
         sums[t * apart + i] = L::multiply_add(L::to_float(whole[t][i]), factors[i], sums[t * apart + i]);
   }
-  template <int N, int M> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, typename L::F (*sums)[N]) {
+  template <int N, int M> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, int t0, typename L::F (*sums)[N]) {
     I whole[M][N];
-    dot<N, M, 0, 8>(w, x, whole);
+    dot<N, M, 0, 8>(w, x + 32 * t0, whole);
     PUNA_UNROLL for (int t = 0; t < M; t++)
       PUNA_UNROLL for (int i = 0; i < N; i++) sums[t][i] = L::to_float(whole[t][i]);
   }
@@ -317,13 +319,15 @@ template <class L, int bits> struct Products<L, bits, false> {
       }
     }
   }
+  template <int parts> static PUNA_INLINE void multiply_all(Weights&, const int8_t*, int) {}
   static PUNA_INLINE Sum zero() { return L::zero(); }
   static PUNA_INLINE Factor factor(I whole) { return L::pairs(whole, whole); }
   static PUNA_INLINE typename L::F value(Sum sum) { return L::to_float(sum); }
 
-  // To the sums of M tokens, which are so many apart.
+  // To the sums of M tokens from t0 on, which are so many apart.
   template <int N, int M, int first, int groups, int apart>
-  static PUNA_INLINE void add(const Weights* w, const int8_t* x, const Factor* factors, Sum* sums) {
+  static PUNA_INLINE void add(const Weights* w, const int8_t* of_tokens, int t0, const Factor* factors, Sum* sums) {
+    const int8_t* x = of_tokens + 32 * t0;
     constexpr int step = together < groups ? together : groups;
     PUNA_UNROLL for (int begin = first; begin < first + groups; begin += step) {
       I low[M][N], high[M][N];
@@ -350,13 +354,13 @@ template <class L, int bits> struct Products<L, bits, false> {
         }
     }
   }
-  template <int N, int M> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, typename L::F (*sums)[N]) {
+  template <int N, int M> static PUNA_INLINE void plain(const Weights* w, const int8_t* x, int t0, typename L::F (*sums)[N]) {
     I whole[M][N], ones[N];
     PUNA_UNROLL for (int i = 0; i < N; i++) {
       ones[i] = L::words(1);
       PUNA_UNROLL for (int t = 0; t < M; t++) whole[t][i] = L::zero();
     }
-    add<N, M, 0, 8, N>(w, x, ones, &whole[0][0]);
+    add<N, M, 0, 8, N>(w, x, t0, ones, &whole[0][0]);
     PUNA_UNROLL for (int t = 0; t < M; t++)
       PUNA_UNROLL for (int i = 0; i < N; i++) sums[t][i] = L::to_float(whole[t][i]);
   }
@@ -446,10 +450,11 @@ template <class L, class W, int T, int S> void tiles_of_32(const Activations& a,
         if constexpr (W::offset != 0) m[i] = L::times(d[i], L::set(-static_cast<float>(W::offset)));
         else m[i] = L::load_half(W::minimum(p) + row);
       }
+      P::template multiply_all<1>(w[0], x, n);
       each_token<T, Shape<L, S, P, T>::in_pairs>(n, [&](int t, auto tokens) PUNA_INLINE_LAMBDA {
         constexpr int M = decltype(tokens)::value;
         F products[M][together];
-        P::template plain<together, M>(w, x + 32 * t, products);
+        P::template plain<together, M>(w, x, t, products);
         PUNA_UNROLL for (int k = 0; k < M; k++) {
           const F s = L::set(sum[t + k]), e = L::set(scale[t + k]);
           PUNA_UNROLL for (int i = 0; i < together; i++)
@@ -489,13 +494,14 @@ template <class L, class W, int T, int S> void tiles_of_256(const Activations& a
           P::prepare(w[i]);
           PUNA_UNROLL for (int k = 0; k < factors; k++) f[k][i] = P::factor(W::template factor<L>(p, factors * j + k, row));
         }
+        P::template multiply_all<factors>(w[0], x, n);
         each_token<T, Shape<L, S, P, T>::in_pairs>(n, [&](int t, auto tokens) PUNA_INLINE_LAMBDA {
           constexpr int M = decltype(tokens)::value;
           if constexpr (factors == 1) {
-            P::template add<together, M, 0, 8, units>(w, x + 32 * t, f[0], block[t] + u);
+            P::template add<together, M, 0, 8, units>(w, x, t, f[0], block[t] + u);
           } else {
-            P::template add<together, M, 0, 4, units>(w, x + 32 * t, f[0], block[t] + u);
-            P::template add<together, M, 4, 4, units>(w, x + 32 * t, f[1], block[t] + u);
+            P::template add<together, M, 0, 4, units>(w, x, t, f[0], block[t] + u);
+            P::template add<together, M, 4, 4, units>(w, x, t, f[1], block[t] + u);
           }
         });
       }
@@ -667,7 +673,7 @@ template <class L, class W> void multiply_floats(const Activations& a, const Wor
   }
 }
 
-template <class L> void multiply(const Format& format, const Activations& a, const Work& work) {
+template <class L> void multiply_quantised(const Format& format, const Activations& a, const Work& work) {
   const int64_t bytes = stripe_bytes(format, a.n_in);
   switch (format.type) {
     case type_q4_0: return multiply_as<L, Q4_0>(a, work, bytes);
@@ -683,9 +689,17 @@ template <class L> void multiply(const Format& format, const Activations& a, con
     case type_iq4_nl: return multiply_as<L, IQ4_NL>(a, work, bytes);
     case type_iq4_xs: return multiply_as<L, IQ4_XS>(a, work, bytes);
     case type_mxfp4: return multiply_as<L, MXFP4>(a, work, bytes);
+    default: break;
+  }
+}
+
+template <class L> void multiply(const Format& format, const Activations& a, const Work& work) {
+  const int64_t bytes = stripe_bytes(format, a.n_in);
+  switch (format.type) {
     case type_f32: return multiply_floats<L, F32>(a, work, bytes);
     case type_f16: return multiply_floats<L, F16>(a, work, bytes);
     case type_bf16: return multiply_floats<L, BF16>(a, work, bytes);
+    default: multiply_quantised<L>(format, a, work);
   }
 }
 

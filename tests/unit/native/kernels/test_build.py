@@ -47,7 +47,14 @@ def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_the_compiler_s_words_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(build, "FOLDER", tmp_path)
-    for name in ("instructions.cpp", "attention_instructions.cpp", "packing.cpp", "nodes.cpp", "attention_nodes.cpp"):
+    for name in (
+        "instructions.cpp",
+        "attention_instructions.cpp",
+        "packing.cpp",
+        "nodes.cpp",
+        "attention_nodes.cpp",
+        "self_check.cpp",
+    ):
         (tmp_path / name).write_text("#error of the test\n")
     with pytest.raises(build.BuildError, match="of the test"):
         build.compile_library(tmp_path / "library.so", build.compiler())
@@ -63,7 +70,8 @@ def test_the_compiler_of_the_environment_comes_first(tmp_path: Path) -> None:
 
 
 def test_every_instruction_set_is_compiled() -> None:
-    assert list(build.instruction_sets("x86_64")) == ["portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
+    sets = ["portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
+    assert list(build.instruction_sets("x86_64")) == sets
     assert list(build.instruction_sets("aarch64")) == ["portable", "neon", "neon_dot", "neon_i8mm"]
     assert list(build.instruction_sets("riscv64")) == ["portable"]
     assert {*AVAILABLE} <= {*build.instruction_sets()}

@@ -231,10 +231,12 @@ def test_the_best_instructions_are_chosen_and_others_can_be(monkeypatch: pytest.
     KERNELS.use(AVAILABLE[0])  # the choice is the library's, which is opened once
 
 
-@pytest.mark.parametrize("faster", library.RIVALS)
-def test_of_two_widths_without_dot_products_the_faster_is_chosen(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
+@pytest.mark.parametrize("rivals", library.RIVALS.items())
+@pytest.mark.parametrize("wins", [0, 1])
+def test_of_rivals_the_faster_is_chosen(monkeypatch: pytest.MonkeyPatch, rivals: tuple[str, str], wins: int) -> None:
+    faster = rivals[wins]
     monkeypatch.delenv(library.FORCED, raising=False)
-    monkeypatch.setattr(Kernels, "available", lambda _self: [*library.RIVALS, "portable"])
+    monkeypatch.setattr(Kernels, "available", lambda _self: [*rivals, "portable"])
     monkeypatch.setattr(Kernels, "use", lambda self, name: setattr(self, "instructions", name))
     measured: list[str] = []
 
@@ -245,7 +247,7 @@ def test_of_two_widths_without_dot_products_the_faster_is_chosen(monkeypatch: py
 
     monkeypatch.setattr(library, "fastest", fastest)
     assert Kernels(str(LIBRARY)).instructions == faster
-    assert measured == [*library.RIVALS]
+    assert measured == [*rivals]
 
 
 def test_where_there_are_dot_products_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
