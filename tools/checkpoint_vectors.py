@@ -52,6 +52,9 @@ def vectors(case: Case) -> dict[str, Any]:
         cls(config).save_pretrained(folder / "made")
         made = safetensors.load_file(folder / "made" / "model.safetensors")
         shapes = {tensor: list(values.shape) for tensor, values in sorted(made.items())}
+        for tensor, shape in shapes.items():
+            if case.turned and tensor.endswith(case.turned):
+                shapes[tensor] = [*shape[:-2], shape[-1], shape[-2]]
         weights = random_weights(shapes, less_one=case.less_one, short_queries=case.short_queries)
         weights = {name: few_bits(case, name, values, torch) for name, values in weights.items()}
         safetensors.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -67,6 +70,12 @@ def vectors(case: Case) -> dict[str, Any]:
             rows = output.logits[0].numpy()[ROWS]
         else:  # an encoder, pooled by the mean
             rows = output.last_hidden_state[0].numpy().mean(0, keepdims=True)
+            if case.dense:
+                width = rows.shape[1]
+                more = {"2_Dense/linear.weight": [case.dense, width], "3_Dense/linear.weight": [width, case.dense]}
+                shapes |= more
+                for layer in random_weights(more).values():
+                    rows = rows @ layer.T
     found = {"shapes": shapes, "logits": [[float(f"{value:.6g}") for value in row[::STRIDE]] for row in rows]}
     if rows_of_picture is not None:
         found["rows"] = [[float(f"{value:.6g}") for value in row] for row in rows_of_picture]

@@ -26,6 +26,8 @@ class Case:
     blocks: bool = False  # experts in MXFP4
     pixels: tuple[int, int] = (0, 0)  # width and height of a picture that needs no resizing, of models that see
     more: tuple[str, ...] = ()  # special tokens beside those of the vocabulary
+    dense: int = 0  # width between two dense layers, in folders of their own
+    turned: tuple[str, ...] = ()  # ends of names of tensors that are published the other way round than the library saves them
     oracle: bool = True  # whether libllama knows it by such a file
 
 
@@ -714,6 +716,16 @@ CASES: dict[str, Case] = {
     ),
 }
 
+CASES["embedding-gemma"] = case(
+    "Gemma3TextModel",
+    "gemma3_text",
+    CASES["gemma3"].config | {"architectures": ["Gemma3TextModel"], "rope_scaling": NONE, "use_bidirectional_attention": True},
+    less_one=True,
+    words="spm",
+    dense=96,
+)
+ENCODERS = ("nomic-bert", "embedding-gemma")
+
 
 def seeing(model: str, kind: str, text: dict[str, Any], vision: dict[str, Any], outer: dict[str, Any], **others: Any) -> Case:
     """A model of two parts, whose configuration is in two parts too."""
@@ -807,6 +819,39 @@ EYES: dict[str, Case] = {
         },
         {"model_type": "qwen3_vl", "tie_word_embeddings": False, "image_token_id": 381, "vision_start_token_id": 380},
         pixels=(160, 128),
+        more=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
+    ),
+    "qwen3vlmoe": seeing(
+        "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_vl_moe_text",
+        SILU
+        | EXPERTS
+        | {
+            "moe_intermediate_size": 48,
+            "head_dim": 16,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "rope_theta": 5e6,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        },
+        {
+            "model_type": "qwen3_vl_moe",
+            "depth": 3,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_heads": 3,
+            "patch_size": 16,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [0, 2],
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        {"model_type": "qwen3_vl_moe", "tie_word_embeddings": False, "image_token_id": 381, "vision_start_token_id": 380},
+        pixels=(160, 128),
+        turned=("experts.gate_up_proj", "experts.down_proj"),
         more=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
     ),
     "mistral3-eyes": seeing(

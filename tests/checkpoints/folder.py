@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tests.checkpoints.cases import CASES, Case
 from tests.checkpoints.weights import in_few_bits, random_weights
-from tests.hf import LLAMA3_PATTERN, added_token, bfloat16, sentencepiece_file, write_checkpoint
+from tests.hf import LLAMA3_PATTERN, added_token, bfloat16, sentencepiece_file, write_checkpoint, write_safetensors
 from tests.tiny import bpe_vocabulary, spm_vocabulary, wordpiece_vocabulary
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -54,6 +54,33 @@ def _add_tokens(folder: Path, case: Case) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
+def _add_modules(folder: Path, dense: dict[str, npt.NDArray[Any]]) -> None:
+    """What sentence-transformers puts behind a model: a pooling, dense layers, a normalisation."""
+    paths = ["", "1_Pooling", *(key.partition("/")[0] for key in dense), "4_Normalize"]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{path[2:] or 'Transformer'}"} for path in paths]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    for key, values in dense.items():
+        path = key.partition("/")[0]
+        (folder / path).mkdir()
+        n_out, n_in = values.shape
+        stated = {"in_features": n_in, "out_features": n_out, "bias": False}
+        (folder / path / "config.json").write_text(
+            json.dumps({**stated, "activation_function": "torch.nn.modules.linear.Identity"})
+        )
+
+
+def write_tensors(folder: Path, named: dict[str, npt.NDArray[Any]]) -> None:
+    """Into one file, and one in each folder that the names begin with."""
+    places: dict[str, dict[str, npt.NDArray[Any]]] = {"": {}, **{f"{path.name}/": {} for path in folder.glob("*_Dense")}}
+    for key, values in named.items():
+        place, slash, name = key.rpartition("/")
+        places[place + slash][name] = values
+    for place, inside in places.items():
+        write_safetensors(folder / place / "model.safetensors", inside)
+
+
 def seen(name: str) -> npt.NDArray[np.float64]:
     """The rows of the case's picture, as the authors' program computes them."""
     return np.array(vectors(name)["rows"], np.float64)
@@ -62,7 +89,12 @@ def seen(name: str) -> npt.NDArray[np.float64]:
 def write_case(folder: Path, name: str, *, n_shards: int = 1, **changes: Any) -> Path:
     """*changes* are fields of config.json."""
     case = CASES[name]
-    write_checkpoint(folder, tensors(name), case.config | changes, pattern=LLAMA3_PATTERN, n_shards=n_shards)
+    made = tensors(name)
+    inner = {key: values for key, values in made.items() if "/" not in key}
+    write_checkpoint(folder, inner, case.config | changes, pattern=LLAMA3_PATTERN, n_shards=n_shards)
+    if case.dense:
+        _add_modules(folder, {key: values for key, values in made.items() if "/" in key})
+        write_tensors(folder, made)
     if case.more:
         _add_tokens(folder, case)
     elif case.words != "bpe":

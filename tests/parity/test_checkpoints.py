@@ -21,7 +21,7 @@ from puna.model.look import engine_at
 from puna.native.ggml import TYPE_F32
 from puna.store.recipe import Recipe
 from puna.store.store import Store
-from tests.checkpoints.cases import CASES, ROWS, STRIDE, TOKENS
+from tests.checkpoints.cases import CASES, ENCODERS, ROWS, STRIDE, TOKENS
 from tests.checkpoints.folder import expected, tensors, write_case
 from tests.hf import write_safetensors
 from tests.oracle import Oracle
@@ -30,7 +30,7 @@ from tests.puna_engine import PunaEngine
 from tests.thorough import first
 
 MODULES = ("", "1_Pooling", "2_Normalize")
-DECODERS = [name for name in CASES if name != "nomic-bert"]
+DECODERS = [name for name in CASES if name not in ENCODERS]
 
 
 @pytest.fixture
@@ -63,8 +63,9 @@ def test_a_family_computes_what_its_authors_program_does(name: str, tmp_path: Pa
     assert engine_at(path).engine == "puna", engine_at(path).reason
 
 
-def test_an_encoder_computes_what_its_authors_program_does(tmp_path: Path) -> None:
-    path = converted(write_case(tmp_path / "hf", "nomic-bert"))
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_computes_what_its_authors_program_does(name: str, tmp_path: Path) -> None:
+    path = converted(write_case(tmp_path / "hf", name))
     running = Running(path)
     try:
         ours = running.embed([TOKENS], normalize=False)[:, ::STRIDE]
@@ -72,8 +73,8 @@ def test_an_encoder_computes_what_its_authors_program_does(tmp_path: Path) -> No
         running.engine.close()
     with Oracle(path, n_ctx=128, embeddings=True) as oracle:
         theirs = oracle.embed([TOKENS])[:, ::STRIDE].astype(np.float64)
-    wanted = expected("nomic-bert")
-    assert max(error(ours, wanted), error(theirs, wanted)) <= CASES["nomic-bert"].tolerance
+    wanted = expected(name)
+    assert max(error(ours, wanted), error(theirs, wanted)) <= CASES[name].tolerance
 
 
 @pytest.mark.parametrize("name", ["qwen3moe", "deepseek3", "granite-hybrid"])

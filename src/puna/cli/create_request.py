@@ -30,7 +30,7 @@ _WEIGHTS = (
     "*.gguf",
     "*.bin",
 )
-_COMPANIONS = ("*.json", "*/*.json", "tokenizer.model", "vocab.txt", "chat_template.jinja")
+_COMPANIONS = ("*.json", "*/*.json", "[0-9]_*/model.safetensors", "tokenizer.model", "vocab.txt", "chat_template.jinja")
 
 _PART = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}\.gguf", re.IGNORECASE)
 

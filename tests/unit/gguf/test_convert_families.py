@@ -17,7 +17,7 @@ from puna.gguf.convert.checkpoint import Checkpoint
 from puna.gguf.convert.registry import FAMILIES, convert
 from puna.gguf.reader import GGUFFile
 from tests.checkpoints.cases import CASES
-from tests.checkpoints.folder import tensors, write_case
+from tests.checkpoints.folder import tensors, write_case, write_tensors
 from tests.hf import write_safetensors
 from tests.thorough import first
 
@@ -42,7 +42,7 @@ def test_every_tensor_is_needed(name: str, tmp_path: Path) -> None:
     for gone in one_of_each(iter(source)).values():
         if gone.endswith("activation_scale"):
             continue  # how a device may round; no weight
-        write_safetensors(tmp_path / "model.safetensors", {key: values for key, values in source.items() if key != gone})
+        write_tensors(tmp_path, {key: values for key, values in source.items() if key != gone})
         with pytest.raises((FileFormatError, UnsupportedModel), match=re.escape(gone.removeprefix("language_model."))):
             converted(tmp_path)
 
@@ -56,7 +56,7 @@ def test_every_tensor_has_its_shape(name: str, tmp_path: Path) -> None:
             continue
         values = source[grown]
         larger = np.concatenate([values, values], -1) if values.ndim else np.stack([values, values])
-        write_safetensors(tmp_path / "model.safetensors", {**source, grown: larger})
+        write_tensors(tmp_path, {**source, grown: larger})
         # A table may be longer or shorter than others say; then one of those is named.
         with pytest.raises((FileFormatError, UnsupportedModel), match="shape"):
             converted(tmp_path)
@@ -68,7 +68,7 @@ def test_no_tensor_is_left_over(name: str, tmp_path: Path) -> None:
     source = tensors(name)
     inner = next(key for key in source if re.search(r"layers\.0\.", key))
     for more in (re.sub(r"0\..*", "0.self_attn.gate_of_a_new_kind.weight", inner), re.sub(r"\.0\.", ".77.", inner), "new.weight"):
-        write_safetensors(tmp_path / "model.safetensors", {**source, more: np.zeros((2, 2), np.float16)})
+        write_tensors(tmp_path, {**source, more: np.zeros((2, 2), np.float16)})
         with pytest.raises(UnsupportedModel, match=f"{re.escape(more)} has no place in a"):
             converted(tmp_path)
 
@@ -114,6 +114,11 @@ TURNED: dict[str, tuple[dict[str, Any], str]] = {  # fields, and what is said of
     "nemotron-h-experts": ({"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
     "mamba2": ({"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
     "nomic-bert": ({"activation_function": "gelu"}, "activation_function"),
+    "embedding-gemma": ({"use_bidirectional_attention": False}, "use_bidirectional_attention"),
+    "qwen3vlmoe": (
+        {"text_config": CASES["qwen3vlmoe"].config["text_config"] | {"mlp_only_layers": [1]}},
+        "experts in every layer",
+    ),
 }
 
 
@@ -122,6 +127,21 @@ def test_what_gguf_takes_for_granted_must_hold(name: str, tmp_path: Path) -> Non
     changes, says = TURNED[name]
     write_case(tmp_path, name, **changes)
     with pytest.raises((FileFormatError, UnsupportedModel), match=f"config.json: .*{says}"):
+        converted(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "says"),
+    [
+        ("2_Dense", {"bias": True}, "without bias and activation"),
+        ("3_Dense", {"activation_function": "torch.nn.modules.activation.Tanh"}, "without bias and activation"),
+        ("3_Dense", {"in_features": 95}, "in_features is 95, but 2_Dense gives 96"),
+    ],
+)
+def test_other_dense_layers_are_refused(place: str, changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    stated = write_case(tmp_path, "embedding-gemma") / place / "config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | changes))
+    with pytest.raises(UnsupportedModel, match=f"{place}/config.json: .*{says}"):
         converted(tmp_path)
 
 
@@ -269,6 +289,6 @@ def test_keys_that_a_layer_of_gemma_3n_does_not_use_come_along(tmp_path: Path) -
     source = tensors("gemma3n")
     parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
     more = {f"model.layers.{i}.self_attn.{part}": source[f"model.layers.0.self_attn.{part}"] for i in (20, 21) for part in parts}
-    write_safetensors(tmp_path / "model.safetensors", {**source, **more})
+    write_tensors(tmp_path, {**source, **more})
     with GGUFFile.open(converted(tmp_path)) as file:
         assert {f"blk.{i}.{name}.weight" for i in (20, 21) for name in ("attn_k", "attn_v", "attn_k_norm")} <= set(file.tensors)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -88,24 +88,26 @@ class Checkpoint:
             raise FileFormatError("config.json: not an object")
         return found
 
-    def tensors(self) -> Tensors:
+    def tensors(self, apart: Sequence[str] = ()) -> Tensors:
         """Those of the files that make the model: what is published beside them in another form is left alone.
 
+        Of the folders *apart* there are those of the file in each, whose names begin with the folder's and a slash.
         Errors: FileFormatError when there are none, one is damaged or appears twice, or a file of several is missing.
         """
         there = {name: path for name, path in self.files.items() if name.endswith(".safetensors") and "/" not in name}
+        more = {name: self.files[name] for folder in apart if (name := f"{folder}/{_WHOLE}") in self.files}
         if _INDEX in self.files:
-            return self._indexed(there)
+            return self._indexed(there, more)
         names = [_WHOLE] if _WHOLE in there else _shards(there) or list(there)
-        return Tensors({name: there[name] for name in names})
+        return Tensors({**{name: there[name] for name in names}, **more})
 
-    def _indexed(self, there: Mapping[str, Path]) -> Tensors:
+    def _indexed(self, there: Mapping[str, Path], more: Mapping[str, Path]) -> Tensors:
         index = self.decoded(_INDEX, _Index).weight_map
         shards = sorted(set(index.values()))
         for shard in shards:
             if shard not in there:
                 raise FileFormatError(f"{_INDEX} names the file {shard[:200]}, which the checkpoint does not have")
-        tensors = Tensors({shard: there[shard] for shard in shards})
+        tensors = Tensors({**{shard: there[shard] for shard in shards}, **more})
         try:
             for name, shard in index.items():
                 if name not in tensors or tensors.home(name).name != shard:
@@ -138,7 +140,8 @@ class Tensors:
         self._homes: dict[str, SafetensorsFile] = {}
         try:
             for name, path in files.items():
-                file = self._stack.enter_context(SafetensorsFile(path, name))
+                folder, slash, _ = name.rpartition("/")
+                file = self._stack.enter_context(SafetensorsFile(path, name, folder + slash))
                 for tensor in file.tensors:
                     if tensor in self._homes:
                         raise FileFormatError(f"tensor {tensor[:200]} is in {self._homes[tensor].name} and in {name}")

@@ -40,7 +40,7 @@ def convert(
     fields = Fields.of_text(stated, family.defaults)
     _check(family, fields)
     quantisation = Quantisation.read(stated)
-    with checkpoint.tensors() as tensors:
+    with checkpoint.tensors(family.apart) as tensors:
         root = _root(family, tensors)
         table = root + family.table
         n_tokens = vocabulary.n_embeddings(tensors, table, family.lengths["embd"](fields))
@@ -56,7 +56,8 @@ def convert(
         words.add_to(writer)
         # First what is small: if it cannot be, nothing large was written for nothing.
         sees = eyes is not None and _convert_eyes(family, stated, checkpoint, tensors, words, quantisation, eyes)
-        _write(writer, _Layout(family, fields, tensors, root, {"vocab": n_tokens}), quantisation, target, on_bytes)
+        known = {"vocab": n_tokens, **family.known(checkpoint)}
+        _write(writer, _Layout(family, fields, tensors, root, known), quantisation, target, on_bytes)
     return Converted("Q8_0" if quantisation.is_fp8 else "", sees=sees)
 
 

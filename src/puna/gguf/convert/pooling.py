@@ -35,15 +35,19 @@ def stated_pooling(checkpoint: Checkpoint) -> dict[str, Any]:
     return pooling(checkpoint) if checkpoint.has("modules.json") else {}
 
 
-def pooling(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The number GGUF has for it, by its key; a checkpoint without a word about it is pooled by the mean, as the field does."""
+def pooling(checkpoint: Checkpoint, *others: str) -> dict[str, Any]:
+    """The number GGUF has for it, by its key; a checkpoint without a word about it is pooled by the mean, as the field does.
+
+    *others* are ends of modules that may stand beside it.
+    Errors: UnsupportedModel.
+    """
     name = "1_Pooling/config.json"
     if checkpoint.has("modules.json"):
         modules = checkpoint.decoded("modules.json", list[_Module])
         if not any(module.type.endswith(".Pooling") and module.path == "1_Pooling" for module in modules):
             raise UnsupportedModel("modules.json names no pooling in 1_Pooling")
         for module in modules:
-            if not module.type.endswith(_MODULES):
+            if not module.type.endswith((*_MODULES, *others)):
                 raise UnsupportedModel(f"modules.json: a module {module.type[:100]} cannot be converted")
     elif not checkpoint.has(name):
         return {"pooling_type": 1}

@@ -60,17 +60,18 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """An open file; a context manager. *name* stands for it in messages.
+    """An open file; a context manager. *name* stands for it in messages, *prefix* is put before the names of its tensors.
 
     Errors: FileFormatError naming the tensor, from the constructor.
     """
 
-    def __init__(self, path: Path, name: str = "") -> None:
+    def __init__(self, path: Path, name: str = "", prefix: str = "") -> None:
         self.name = name or str(path)
         with path.open("rb") as file:
             size = path.stat().st_size
             header = _read_header(self.name, file.read(8), size)
-            self.tensors = _check(self.name, _parse(self.name, file.read(header)), 8 + header, size)
+            found = _check(self.name, _parse(self.name, file.read(header)), 8 + header, size)
+            self.tensors = {prefix + tensor: stored for tensor, stored in found.items()}
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def check_floats(self, name: str) -> StoredTensor:

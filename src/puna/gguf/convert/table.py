@@ -71,6 +71,10 @@ def no_lengths(fields: Fields, layer: int) -> Lengths:
     return {}
 
 
+def no_more(checkpoint: Checkpoint) -> Lengths:
+    return {}
+
+
 def no_check(fields: Fields) -> None:
     return None
 
@@ -99,6 +103,8 @@ class Family:
     unused: tuple[str, ...] = ()  # tensors that take no part in what the text part computes, as expressions
     words: Callable[[Checkpoint, int, Mapping[str, Any]], Words] = vocabulary.read
     beside: Callable[[Checkpoint], Mapping[str, Any]] = stated_pooling  # keys that other files state
+    known: Callable[[Checkpoint], Lengths] = no_more  # lengths that other files state
+    apart: tuple[str, ...] = ()  # folders with tensors that belong to the model
     tokens: Mapping[str, str] = field(default_factory=dict)  # by the names that lengths have for their numbers
     eyes: Family | None = None  # what becomes a projector's file, where the checkpoint has it
     beyond: bool = False  # layers behind the last one guess further tokens, and take no part in the next one

@@ -61,7 +61,7 @@ _SANDWICH = (
 )
 
 
-def _check(fields: Fields, architecture: str, period: int, n_layers_of_largest: int, scalar: float) -> None:
+def check_gemma(fields: Fields, architecture: str, period: int, n_layers_of_largest: int, scalar: float) -> None:
     """The largest model divides scores by what its heads would be wide if they shared the embedding."""
     is_largest = n_layers(fields) == n_layers_of_largest
     expected = {
@@ -97,7 +97,7 @@ GEMMA2 = replace(
         "use_bidirectional_attention": (False,),
         "rope_local_base_freq": (_LOCAL_BASE,),
     },
-    check=lambda fields: _check(fields, "gemma2", 2, 46, 256.0),
+    check=lambda fields: check_gemma(fields, "gemma2", 2, 46, 256.0),
 )
 
 
@@ -132,5 +132,5 @@ GEMMA3 = replace(
     },
     expects={**GEMMA2.expects, "attn_logit_softcapping": ()},
     rope=_gemma3_rope,
-    check=lambda fields: _check(fields, "gemma3", 6, 62, 256.0),
+    check=lambda fields: check_gemma(fields, "gemma3", 6, 62, 256.0),
 )

@@ -1,5 +1,7 @@
-"""Qwen 3-VL, dense: Qwen 3 whose pairs turn along three axes, and its eyes, some of whose layers give the first of the language
-part something beside the last one's (DeepStack).
+"""Qwen 3-VL, dense and with experts: Qwen 3 whose pairs turn along three axes, and its eyes, some of whose layers give the first
+of the language part something beside the last one's (DeepStack).
+
+Matrices of experts are stored the other way round, gate and up as one.
 """
 
 from __future__ import annotations
@@ -10,11 +12,21 @@ from typing import Any
 
 from puna.errors import FileFormatError
 from puna.gguf.convert.families.eyes import colours, frames, lengths, only, sizes, turned_by_axes
-from puna.gguf.convert.families.qwen import QWEN3
+from puna.gguf.convert.families.qwen import QWEN3, QWEN3MOE
 from puna.gguf.convert.fields import Fields
-from puna.gguf.convert.table import Family, Line, always, whole
+from puna.gguf.convert.table import Family, Line, always, halves, then, transposed, whole
 
 _CELL = 2  # patches along a side of what becomes a row
+
+
+_BOTH, _TURNED = "experts embd 2*ff_expert", "experts ff_expert embd"
+_EXPERTS = (
+    *(
+        Line(f"{ours}.weight", "mlp.experts.gate_up_proj", _BOTH, then(halves(2, second=second), transposed), _TURNED, whole=True)
+        for ours, second in (("ffn_gate_exps", False), ("ffn_up_exps", True))
+    ),
+    Line("ffn_down_exps.weight", "mlp.experts.down_proj", _TURNED, transposed, "experts embd ff_expert", whole=True),
+)
 
 
 def _places(fields: Fields) -> int:
@@ -101,10 +113,19 @@ def _eyes(vision: Fields) -> Family:
 
 def qwen3vl(fields: Fields) -> Family:
     """Errors: FileFormatError naming a field."""
+    return _seeing(QWEN3, "qwen3vl", fields)
+
+
+def qwen3vlmoe(fields: Fields) -> Family:
+    """Errors: FileFormatError naming a field."""
+    return _seeing(replace(QWEN3MOE, layer=(*QWEN3MOE.layer[:-3], *_EXPERTS)), "qwen3vlmoe", fields)
+
+
+def _seeing(text: Family, architecture: str, fields: Fields) -> Family:
     vision = fields.object("vision_config")
     n_giving = len(_giving(vision))
 
-    def rope(text: Fields) -> dict[str, Any]:
-        return {**turned_by_axes(text), "n_deepstack_layers": n_giving}
+    def rope(stated: Fields) -> dict[str, Any]:
+        return {**turned_by_axes(stated), "n_deepstack_layers": n_giving}
 
-    return replace(QWEN3, architecture="qwen3vl", rope=rope, unused=(r"(model\.)?visual\..*",), eyes=_eyes(vision))
+    return replace(text, architecture=architecture, rope=rope, unused=(r"(model\.)?visual\..*",), eyes=_eyes(vision))
