@@ -163,6 +163,12 @@ def _log_format(text: str) -> str:
     return text.lower()
 
 
+def _cluster_route(text: str) -> str:
+    if text.lower() not in ("prefix", "turns"):
+        raise ValueError("neither prefix nor turns")
+    return text.lower()
+
+
 def _path(text: str) -> Path:
     return Path(text).expanduser()
 
@@ -266,6 +272,12 @@ class Settings:
     new_engine: bool | None = _setting(
         "OLLAMA_NEW_ENGINE", _boolean, None, "1: only Puna's own engine, 0: only libllama (unset: whichever supports the model)"
     )
+    cluster_route: str = _setting(
+        "PUNA_CLUSTER_ROUTE",
+        _cluster_route,
+        "prefix",
+        "on many machines: prefix, or turns to spread requests whatever they begin with",
+    )
     otlp_endpoint: str = _setting(
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         str,
@@ -285,6 +297,8 @@ ELSEWHERE = {
     "HSA_OVERRIDE_GFX_VERSION": "which code ROCm takes a GPU to run; with _0, _1 and so on for one of them",
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"), "the way out for downloads; in lower case as well"),
     **dict.fromkeys(("OLLAMA_EDITOR", "VISUAL", "EDITOR"), "the editor that Ctrl-G opens in the interactive session"),
+    "RAY_ADDRESS": "the Ray cluster that puna serve --ray joins (unset: the one on this machine, else one is started)",
+    "RAY_USAGE_STATS_ENABLED": "whether Ray reports its use to its makers; Puna sets it to 0 where it is unset",
     "TERM": "what the terminal understands",
 }
 

@@ -22,13 +22,17 @@ log = logging.getLogger(__name__)
 
 def pipeline_of(settings: Settings, store: Store, scheduler: Placement, launcher: Launcher) -> Pipeline:
     """*launcher* is what the scheduler starts runners with."""
-    return Pipeline(settings, store, scheduler, Metrics(scheduler.models, launcher.spare), Renderers())
+    metrics = Metrics(scheduler.models, launcher.spare)
+    for collector in scheduler.collectors:
+        metrics.add(collector)
+    return Pipeline(settings, store, scheduler, metrics, Renderers())
 
 
 @asynccontextmanager
 async def at_work(pipeline: Pipeline, launcher: Launcher) -> AsyncGenerator[None, None]:
     """When the block ends no runner is left."""
     launcher.open()
+    pipeline.scheduler.open()
     tracing = open_tracing(pipeline.settings.otlp_endpoint)
     if tracing is not None:
         pipeline.metrics.followers.append(tracing.record)

@@ -69,17 +69,22 @@ class Line:
     @classmethod
     async def connect(cls, host: str, port: int, key: str, head: str, on_report: Callable[[Report], None]) -> Line:
         """Errors: NodeLost when nobody answers who knows the key."""
+        writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(host, port)
-                line = cls(reader, writer, (host, port, key))
-                line._on_report = on_report
                 writer.write(frame(Open(key=key, head=head, version=__version__)))
                 opened = messages.decode_reply(await read_frame(reader))
-        except (OSError, TimeoutError, BadRequest) as error:
-            raise NodeLost(f"the node at {host}:{port} cannot be reached: {error or type(error).__name__}") from error
-        if not isinstance(opened, Opened):
-            raise NodeLost(f"what answers at {host}:{port} is no node")
+            if not isinstance(opened, Opened):
+                raise BadRequest("what answers there is no node")
+        except BaseException as error:
+            if writer is not None:
+                writer.transport.abort()
+            if isinstance(error, OSError | TimeoutError | BadRequest):
+                raise NodeLost(f"the node at {host}:{port} cannot be reached: {error or type(error).__name__}") from error
+            raise
+        line = cls(reader, writer, (host, port, key))
+        line._on_report = on_report
         line.node, line.version = opened.node, opened.version
         line._reading = asyncio.create_task(line._read(), name=f"line to node {line.node}")
         return line

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from puna.cluster.head.nodes import Nodes
 from puna.cluster.head.replicas import Replica
-from puna.cluster.head.scheduler import ClusterScheduler
+from puna.cluster.head.table import ReplicaTable
 
 _REPLICA = ["model", "node"]
 
 
+class Cluster(Protocol):
+    nodes: Nodes
+    models: ReplicaTable
+    n_moved: Counter[str]
+    n_broken: Counter[str]
+
+
 class ClusterMetrics(Collector):
-    def __init__(self, scheduler: ClusterScheduler) -> None:
+    def __init__(self, scheduler: Cluster) -> None:
         self._scheduler = scheduler
 
     def describe(self) -> list[Metric]:

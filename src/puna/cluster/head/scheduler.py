@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from puna.cluster.head.description import described, key_of
+from puna.cluster.head.metrics import ClusterMetrics
 from puna.cluster.head.model import ModelOnNodes
 from puna.cluster.head.nodes import Nodes
 from puna.cluster.head.replicas import Node, Replica
@@ -59,6 +60,7 @@ class ClusterScheduler:
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of deliveries
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self.collectors = (ClusterMetrics(self),)
 
     def open(self) -> None:
         self.nodes.open()

@@ -26,11 +26,15 @@ def find(blobs: Blobs, file: File) -> Path | None:
     if file.digest and blobs.has(file.digest):
         return blobs.path(file.digest)
     path = Path(file.path)
+    return path if is_same(path, file) else None
+
+
+def is_same(path: Path, file: File) -> bool:
+    """Whether the file of that path is the head's, as far as can be seen from its length: on a folder that they share."""
     try:
-        is_there = path.is_file() and path.stat().st_size == file.n_bytes
+        return path.is_file() and path.stat().st_size == file.n_bytes
     except OSError:
-        is_there = False
-    return path if is_there else None
+        return False
 
 
 def missing(blobs: Blobs, files: Sequence[File]) -> list[int]:

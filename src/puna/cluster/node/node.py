@@ -43,7 +43,7 @@ class Memory:
 
 
 class Node:
-    """*memory_limit*: bytes that its models may take in all, as Ray was told; 0: as much as the machine has."""
+    """*memory_limit*: bytes of the host that its models may take in all, as Ray was told; 0: as much as the machine has."""
 
     def __init__(self, settings: Settings, *, memory_limit: int = 0, launcher: Launcher | None = None) -> None:
         self.settings = settings
@@ -88,7 +88,7 @@ class Node:
         gpus = self.machine.gpus or []
         found = self.machine.memory()
         free, total = (sum(gpu.free for gpu in gpus), sum(gpu.total for gpu in gpus)) if gpus else (found.free, found.total)
-        if self._memory_limit:
+        if self._memory_limit and not gpus:
             taken = sum(model.memory.total for model in self.scheduler.models.running() if model.memory)
             free, total = min(free, max(0, self._memory_limit - taken)), min(total, self._memory_limit)
         return Memory(free, total)

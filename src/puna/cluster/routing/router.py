@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -37,3 +37,6 @@ def in_turn(candidates: Sequence[Candidate]) -> Candidate:
     if not candidates:
         raise ValueError("there is nothing to choose from")
     return min(candidates, key=lambda c: (c.n_sent, c.node))
+
+
+ROUTES: dict[str, Callable[[Sequence[Candidate]], Candidate]] = {"prefix": choose, "turns": in_turn}

@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+from prometheus_client.registry import Collector
+
 from puna import wire
 from puna.llm.discovery import Machine
 from puna.llm.load import LoadRequirements
@@ -62,6 +64,14 @@ class Placement(Protocol):
     def models(self) -> Table: ...
     @property
     def queue(self) -> Sized: ...
+    @property
+    def collectors(self) -> Sequence[Collector]:
+        """Numbers of its own, beside those of its models."""
+        ...
+
+    def open(self) -> None:
+        """Called once, in the event loop that it serves."""
+
     def acquire(
         self, model: Loadable, requirements: LoadRequirements, keep_alive: float | None = None, *, leaves_pinned: bool = False
     ) -> AbstractAsyncContextManager[Acquired]: ...

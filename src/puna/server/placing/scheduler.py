@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client.registry import Collector
+
 from puna.errors import LoadError, Overloaded
 from puna.llm.discovery import Machine
 from puna.llm.load import LoadRequirements
@@ -41,6 +43,7 @@ class Scheduler:
     machine: Machine = field(default_factory=Machine)
     models: LoadedModels = field(default_factory=LoadedModels)
     queue: Queue = field(default_factory=Queue)
+    collectors: tuple[Collector, ...] = ()
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
@@ -48,6 +51,9 @@ class Scheduler:
         loading = Loading(lambda path: self.launch(path), self.admission)
         self._pressure = MemoryPressure(self.models, self._place)
         self._lifecycle = Lifecycle(self.models, loading, self.settings.stall_timeout, self._place, self._gone)
+
+    def open(self) -> None:
+        """Nothing begins before somebody wants a model."""
 
     @asynccontextmanager
     async def acquire(

@@ -22,6 +22,7 @@ from puna.llm.spare import Spare
 from puna.server.app import create_app
 from puna.server.http.access import check_exposure
 from puna.server.placing.loading import Launch
+from puna.server.placing.placement import Placement
 from puna.server.placing.scheduler import Scheduler
 from puna.server.process import activation
 from puna.server.process.connections import Connections, allow_many_files, limits_of
@@ -68,19 +69,23 @@ class _Server(uvicorn.Server):
         await self.config.app.state.pipeline.scheduler.close()
 
 
-def serve(settings: Settings, launch: Launch | None = None) -> None:
+def serve(settings: Settings, launch: Launch | None = None, *, scheduler: Placement | None = None) -> None:
     """Serve until SIGINT or SIGTERM, on the sockets that a service manager opened, else at OLLAMA_HOST.
+
+    *scheduler*: who finds places for requests, if that is not to be this machine.
 
     Running requests get SHUTDOWN_GRACE_S to end; all runners are gone when this returns.
     """
-    launcher = Launcher(Spare() if settings.warm_spare and launch is None else None, machine=Machine())
+    has_spare = settings.warm_spare and launch is None and scheduler is None
+    launcher = Launcher(Spare() if has_spare else None, machine=Machine())
     opened = activation.inherited()
     if opened:
         settings = activation.as_opened(settings, opened)
     _prepare(settings)
     with ExitStack() as listening:
         listeners = [listening.enter_context(listener) for listener in opened or [_listen(settings)]]
-        _make(settings, listeners[0], launcher, launch or launcher.launch).run(sockets=listeners)
+        placement = scheduler or _scheduler(settings, launcher, launch or launcher.launch)
+        _make(settings, listeners[0], launcher, placement).run(sockets=listeners)
 
 
 def _prepare(settings: Settings) -> None:
@@ -95,12 +100,17 @@ def _prepare(settings: Settings) -> None:
 async def serve_on(listener: socket.socket, settings: Settings, launcher: Launcher) -> None:
     """As serve, in this event loop, on a socket that listens already."""
     _prepare(settings)
-    await _make(settings, listener, launcher, launcher.launch).serve(sockets=[listener])
+    placement = _scheduler(settings, launcher, launcher.launch)
+    await _make(settings, listener, launcher, placement).serve(sockets=[listener])
 
 
-def _make(settings: Settings, listener: socket.socket, launcher: Launcher, launch: Launch) -> uvicorn.Server:
+def _scheduler(settings: Settings, launcher: Launcher, launch: Launch) -> Scheduler:
+    return Scheduler(settings, launch, launcher.machine or Machine())
+
+
+def _make(settings: Settings, listener: socket.socket, launcher: Launcher, scheduler: Placement) -> uvicorn.Server:
     store = Store(settings.models, keep_unused=settings.no_prune, elsewhere=Elsewhere.of(settings))
-    app = create_app(settings, store, Scheduler(settings, launch, launcher.machine or Machine()), launcher)
+    app = create_app(settings, store, scheduler, launcher)
     server = make_server(app, settings)
     server.heed_signals()  # before anybody can tell that there is a server
     host, port = listener.getsockname()[:2]

@@ -1,0 +1,72 @@
+"""Joining a Ray cluster: the one that RAY_ADDRESS names or that was started on this machine, else one that is started now.
+
+Ray has no authentication: who reaches its ports may run programs on all its machines. One that is started here listens on
+loopback. Ray's reports of its use and its dashboard are off unless they are asked for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+from typing import Any
+
+from puna.errors import PunaError
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "puna"
+_OBJECT_STORE_BYTES = 80 << 20  # nothing of Puna's goes through it
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+def ray_module() -> Any:
+    """Errors: PunaError when it is not installed."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)  # read when Ray is imported, here and by the processes that it starts
+    try:
+        import ray
+    except ImportError as error:
+        raise PunaError("a cluster needs Ray: pip install 'puna[cluster]'") from error
+    return ray
+
+
+def join() -> None:
+    """Errors: PunaError when the cluster that was named cannot be reached, or none can be started."""
+    ray = ray_module()
+    if ray.is_initialized():
+        return
+    common = {"namespace": NAMESPACE, "logging_level": logging.WARNING, "log_to_driver": False}
+    try:
+        ray.init(address="auto", **common)
+    except ConnectionError as error:
+        if os.environ.get("RAY_ADDRESS"):
+            raise PunaError(f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster of Ray can be reached there") from error
+        _start(ray, common)
+    _warn(ray)
+
+
+def _start(ray: Any, common: dict[str, Any]) -> None:
+    log.info("no cluster of Ray was found: one is started on this machine")
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=1,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            **common,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise PunaError(f"Ray cannot be started: {error}") from error
+
+
+def _warn(ray: Any) -> None:
+    addresses = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    others = sorted(address for address in addresses if not ipaddress.ip_address(address).is_loopback)
+    if others:
+        log.warning(
+            "neither Ray nor the lines between Puna's nodes are encrypted, and Ray has no authentication: whoever reaches the "
+            "ports of %s may run programs there. Keep others out of that network",
+            ", ".join(others),
+        )

@@ -1,0 +1,119 @@
+"""Real Ray: three raylets on this machine stand for three machines, each with a folder of models of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from bench.cluster import Raylets, Result, ask, converse, head, metric, opening, raylets, spread, until
+
+from puna.store.recipe import Recipe
+from puna.store.store import Store
+from tests.tiny import write_llama
+
+pytestmark = pytest.mark.thorough
+
+MODEL = "tiny"
+N_NODES = 3
+
+
+@dataclass(frozen=True)
+class World:
+    folder: Path
+    cluster: Raylets
+    models: Path
+    prefix: httpx.Client
+    turns: httpx.Client
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two heads on the same nodes: one routes by what replicas hold, the other in turns."""
+    folder = tmp_path_factory.mktemp("cluster")
+    file = write_llama(folder / "tiny.gguf", n_layers=1, n_embd=64, n_ff=64, n_ctx=4096)
+    store = Store(folder / "models")
+    blob = store.blobs.import_file(file)
+    store.create(MODEL, Recipe(files={"model.gguf": blob.digest}))
+    ports = free_port(), free_port()
+    with (
+        raylets(folder, N_NODES) as cluster,
+        head(folder, cluster.address, ports[0], store.root) as prefix,
+        head(folder, cluster.address, ports[1], store.root, PUNA_CLUSTER_ROUTE="turns") as turns,
+    ):
+        for client in (prefix, turns):
+            until(lambda client=client: sum(metric(client, "puna_node_up").values()) == N_NODES)  # type: ignore[misc]
+        yield World(folder, cluster, store.root, prefix, turns)
+
+
+def test_a_model_is_started_where_it_is_needed_and_all_nodes_are_shown_at_one_place(world: World) -> None:
+    first = Result()
+    ask(world.prefix, first, {"model": MODEL, "messages": opening("first"), "options": {"num_predict": 4}})
+    assert first.endings == {"answered": 1}
+    spread(world.prefix, MODEL, N_NODES)
+    shown = world.prefix.get("/api/ps").json()["models"]
+    assert len({model["node"] for model in shown if model["name"] == f"{MODEL}:latest"}) == N_NODES
+    assert len(metric(world.prefix, "puna_replica_tokens_total")) == N_NODES
+    engine = world.prefix.get("/api/engine").json()
+    assert len({model["node"] for model in engine["models"]}) == N_NODES
+    assert all(model["health"]["status"] == "ready" for model in engine["models"])
+
+
+def test_routed_by_prefixes_conversations_compute_less_than_in_turns(world: World) -> None:
+    spread(world.turns, MODEL, N_NODES)
+    results = {
+        name: converse(client, MODEL, tag=name, n_conversations=60, n_turns=3)
+        for name, client in (("turns", world.turns), ("prefix", world.prefix))
+    }
+    for name, result in results.items():
+        print(f"{name:8} {result.told()}")
+        assert result.endings == {"answered": 180}
+    assert results["prefix"].n_computed < 0.7 * results["turns"].n_computed
+
+
+def test_a_client_that_leaves_frees_the_replica(world: World) -> None:
+    body = {"model": MODEL, "messages": opening("leaves"), "options": {"num_predict": 3000, "ignore_eos": True}}
+    with world.prefix.stream("POST", "/api/chat", json=body) as reply:
+        next(reply.iter_lines())
+        assert sum(metric(world.prefix, "puna_replica_requests").values()) >= 1
+    until(lambda: sum(metric(world.prefix, "puna_replica_requests").values()) == 0)
+
+
+def test_a_machine_is_lost_under_load_and_every_request_ends(world: World) -> None:
+    result, begun = Result(), threading.Barrier(19)
+
+    def long(number: int) -> None:
+        begun.wait()
+        options = {"num_predict": 600, "ignore_eos": True}
+        ask(world.prefix, result, {"model": MODEL, "messages": opening(f"long {number}"), "options": options})
+
+    threads = [threading.Thread(target=long, args=(number,)) for number in range(18)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    until(lambda: min([*metric(world.prefix, "puna_replica_requests").values(), 99]) >= 2)
+    world.cluster.kill(2)
+    lost = converse(world.prefix, MODEL, tag="lost", n_conversations=20, n_turns=2)
+    for thread in threads:
+        thread.join(240)
+    print(f"long     {result.told()}\nlost     {lost.told()}")
+    assert sum(result.endings.values()) == 18
+    assert set(result.endings) <= {"answered", "error in the middle"}
+    assert all("lost in the middle of it" in error for error in result.errors)
+    moved = sum(metric(world.prefix, "puna_node_requests_moved_total").values())
+    broken = sum(metric(world.prefix, "puna_node_requests_broken_total").values())
+    assert broken == result.endings["error in the middle"] + lost.endings["error in the middle"]
+    assert moved + broken >= 1
+    # Whoever asks now is answered by those that are left.
+    until(lambda: sum(metric(world.prefix, "puna_node_up").values()) == N_NODES - 1)
+    after = converse(world.prefix, MODEL, tag="after", n_conversations=6, n_turns=2)
+    assert after.endings == {"answered": 12}
