@@ -14,6 +14,7 @@ from puna.runner.images.graphs import GraphEncoder
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.model import VisionModel
 from puna.vision.registry import open_vision
+from tests.thorough import first
 from tests.vision import gemma3, pixtral, qwen
 from tests.vision.encoding import picture
 from tests.vision.files import Encoder
@@ -71,6 +72,7 @@ def test_a_part_may_be_aborted(opened: tuple[GGMLBackend, VisionModel]) -> None:
     assert encoder.run(piece, None, 0, encoder.n_layers) is not None
 
 
+@pytest.mark.parametrize("opened", first(3, KINDS), indirect=True, scope="module")
 def test_the_largest_image_takes_what_was_measured(opened: tuple[GGMLBackend, VisionModel]) -> None:
     backend, vision = opened
     encoder = GraphEncoder(backend, vision)
