@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Threads of numpy's that spin while they wait for each other took nine tenths of the time of tests with a judge in numpy,
+# whose matrices are small. Read when numpy is imported, so it is set before; processes that tests start inherit it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from puna.native import providers
 from puna.store.sources import elsewhere
 from puna.store.sources.web import reach

@@ -29,6 +29,7 @@ from tests.compat_engine import CompatEngine
 from tests.models.table import ROWS
 from tests.oracle import Oracle
 from tests.scenarios import tokens
+from tests.thorough import first
 from tests.tiny import write_bert, write_gemma3, write_llama
 from tests.tiny_others import write_gpt2, write_jamba, write_mamba, write_stablelm, write_t5encoder
 
@@ -81,6 +82,23 @@ TABLE = {
 }
 
 
+# One of each way in which libllama remembers what it has seen; Puna's part is the same for all.
+_OF_EACH_MEMORY = (
+    "deepseek2",
+    "falcon-h1",
+    "gemma2",
+    "gpt-oss",
+    "lfm2",
+    "llama4",
+    "mamba2",
+    "nemotron_h_moe",
+    "qwen2vl",
+    "qwen3next",
+)
+IN_MAKE_TEST = [*KINDS, *(f"row-{name}" for name in _OF_EACH_MEMORY)]
+NAMES = first(len(IN_MAKE_TEST), dict.fromkeys([*IN_MAKE_TEST, *TABLE]))
+
+
 @dataclass
 class Pair:
     compat: CompatEngine
@@ -112,7 +130,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: kind.write(folder / f"{name}.gguf", seed=11) for name, kind in KINDS.items()}
 
 
-@pytest.fixture(params=[*KINDS, *TABLE], scope="module")
+@pytest.fixture(params=NAMES, scope="module")
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     kind = (KINDS | TABLE)[request.param]
     path = kind.write(tmp_path_factory.mktemp("loaded") / "model.gguf", seed=kind.seed, **kind.fields)

@@ -17,6 +17,7 @@ from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.model import Piece, VisionModel
 from puna.vision.registry import open_vision
 from tests.models.mllama import write_mllama
+from tests.thorough import first
 from tests.vision import internvl, llava, qwen
 from tests.vision.encoding import Floats, difference, picture
 from tests.vision.families import FAMILIES
@@ -146,6 +147,7 @@ def test_a_part_may_be_aborted(opened: Opened) -> None:
     assert opened.encoder.run(piece, None, 0, opened.encoder.n_layers) is not None
 
 
+@pytest.mark.parametrize("opened", first(3, KINDS), indirect=True, scope="module")
 def test_the_largest_image_takes_what_was_measured(opened: Opened) -> None:
     backend, encoder = opened.backend, opened.encoder
     largest = {piece.key: piece for piece in opened.largest.pieces}.values()

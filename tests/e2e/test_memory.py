@@ -85,14 +85,20 @@ async def _baseline(path: Path) -> int:
         await runner.close()
 
 
+MORE = [("small", 2048, True), ("middle", 512, True), *(("large", n_ctx, True) for n_ctx in (512, 2048))]
+MORE += [(STARTER, 2048, True), (STARTER, 512, False)]
+
+
 @pytest.mark.parametrize(
     ("name", "n_ctx", "use_mmap"),
     [
-        *((name, n_ctx, True) for name in (*MODELS, STARTER) for n_ctx in (512, 2048)),
+        ("small", 512, True),
+        ("middle", 2048, True),
         ("large", 512, False),
         ("large", 512, None),
-        (STARTER, 512, False),
+        (STARTER, 512, True),
         (STARTER, 2048, None),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE),
     ],
 )
 def test_ps_tells_what_was_taken(

@@ -49,6 +49,8 @@ def _uses() -> Iterator[Use]:
     root = Path(puna.__file__).parent
     for path in sorted(root.rglob("*.py")):
         source = path.read_text()
+        if not re.search(r"^ *import re$", source, re.MULTILINE):
+            continue
         tree = ast.parse(source)
         assigned = (node for node in tree.body if isinstance(node, ast.Assign))
         names = {id(node.value): node.targets[0].id for node in assigned if isinstance(node.targets[0], ast.Name)}

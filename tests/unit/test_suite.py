@@ -61,6 +61,23 @@ def _is_thorough(case: object) -> bool:
     return isinstance(case, type(pytest.param())) and [mark.name for mark in case.marks] == ["thorough"]
 
 
+def test_numpy_computes_in_the_thread_that_asks(tmp_path: Path) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        "import threading, os\n"
+        "import numpy as np\n"
+        "def test_it():\n"
+        "    before = len(os.listdir('/proc/self/task'))\n"
+        "    np.ones((600, 600)) @ np.ones((600, 600))\n"
+        "    assert len(os.listdir('/proc/self/task')) == before == threading.active_count()\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    command += ["-p", "tests.conftest", str(test)]
+    environ = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=environ)
+    assert done.returncode == 0, done.stdout
+
+
 def test_make_test_runs_the_first_cases_and_none_is_lost() -> None:
     found = thorough.first(2, "abcd")
     assert found[:2] == ["a", "b"]

@@ -238,10 +238,10 @@ def test_rows_go_back_to_the_places_they_had() -> None:
     """So attention adds them up in the same order, and rounds as it did."""
     cache = remembering(100)
     places = {}
-    for begin in range(0, 1000, 16):
-        step(cache, rows(0, begin, min(begin + 16, 1000)))
-        places[begin + 16] = dict(zip(*_placed(cache, 0), strict=True))
-    for point in (960, 640, 320):
+    for begin in range(0, 1001, 7):
+        step(cache, rows(0, begin, begin + 7))
+        places[begin + 7] = dict(zip(*_placed(cache, 0), strict=True))
+    for point in (959, 644, 322):  # in the middle of what was forgotten at once
         cache.copy_prefix(0, 1, point)
         for sequence in (0, 1):
             cache.remove(sequence, point)
@@ -250,6 +250,10 @@ def test_rows_go_back_to_the_places_they_had() -> None:
             assert held[0] <= point - 99
             assert held[-1] == point - 1
             assert all(places[point][p] == cell - home for p, cell in zip(held, cells, strict=True) if p in places[point])
+    before = _placed(cache, 1)
+    fill(cache, 1, 322, 700)
+    cache.remove(1, 322)
+    assert _placed(cache, 1) == before, "nor does what was cut there forget them"
 
 
 def _placed(cache: CausalCache, sequence: int) -> tuple[list[int], list[int]]:

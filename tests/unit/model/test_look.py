@@ -20,18 +20,26 @@ from puna.runner.loading.engines import open_file
 from puna.wire import LoadOptions
 from tests.models.dialect import Translation
 from tests.models.table import EMBEDDERS, ENCODERS, ROWS
+from tests.thorough import first_of_each_name
 from tests.tiny import write_llama
 from tests.whole import with_tensors
 
+RUN = ROWS | ENCODERS | EMBEDDERS
+VARIANTS = [
+    (name, variant)
+    for name, row in RUN.items()
+    for variant in row.variants
+    if "cache" not in variant and "no-flash" not in variant
+]
 
-@pytest.mark.parametrize("name", [*ROWS, *ENCODERS, *EMBEDDERS])
-def test_all_that_the_engine_runs(name: str, tmp_path: Path) -> None:
-    row = (ROWS | ENCODERS | EMBEDDERS)[name]
-    variants = [options for variant, options in row.variants.items() if "cache" not in variant and "no-flash" not in variant]
-    for options in variants:
-        with GGUFFile.open(row.write(tmp_path / "model.gguf", seed=5, **options)) as file:
-            choice = engine_of(file)
-        assert choice.engine == "puna", choice.reason
+
+@pytest.mark.parametrize("case", first_of_each_name(VARIANTS), ids="-".join)
+def test_all_that_the_engine_runs(case: tuple[str, str], tmp_path: Path) -> None:
+    name, variant = case
+    row = RUN[name]
+    with GGUFFile.open(row.write(tmp_path / "model.gguf", seed=5, **row.variants[variant])) as file:
+        choice = engine_of(file)
+    assert choice.engine == "puna", choice.reason
 
 
 def odd_tensor(path: Path) -> Path:

@@ -136,11 +136,14 @@ def spoil(simulation: Simulation, chance: random.Random) -> None:
         asked.spoilt_from, asked.is_unlucky = asked.request.n_computed + chance.randint(0, 20), True
 
 
+TIGHT = [*((kind, False) for kind in ALL_KINDS), *((kind, True) for kind in reversed(ALL_KINDS))]
+
+
 @pytest.mark.usefixtures("small_views")
-@pytest.mark.parametrize("has_host_cache", [False, True], ids=["", "host_cache"])
-@pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_tight_pool_computes_little_more_than_one_without_limit(kind: str, has_host_cache: bool) -> None:
+@pytest.mark.parametrize("case", first(len(ALL_KINDS) + 2, TIGHT), ids=lambda case: f"{case[0]}-{'host_cache' * case[1]}")
+def test_a_tight_pool_computes_little_more_than_one_without_limit(case: tuple[str, bool]) -> None:
     """Where each of the requests fits. Of those that have a beginning in common some come at once and some later."""
+    kind, has_host_cache = case
     n_computed = []
     for n_pool in (256, 8 * 256):  # all that eight sequences can hold
         total = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def test_every_document_is_found_from_the_first_page() -> None:
     assert "(docs/README.md)" in (ROOT / "README.md").read_text()
 
 
+@cache
 def _texts() -> list[str]:
     """All that the program may say: constants, and the constant parts of what is put together, with a gap between them."""
     found = []
@@ -99,15 +101,12 @@ def test_errors_are_told_apart() -> None:
     assert len(_errors()) == len(set(_errors())) >= 20
 
 
-TEXTS = _texts()
-
-
 @pytest.mark.parametrize("error", _errors())
 def test_the_program_says_what_the_page_explains(error: str) -> None:
     """… stands for what differs; the other words come in this order in one text."""
     parts = [re.escape(part) for part in error.split("…")]
     wanted = re.compile(".*".join(parts), re.DOTALL)
-    assert any(wanted.search(text) for text in TEXTS), error
+    assert any(wanted.search(text) for text in _texts()), error
 
 
 def test_the_comparison_has_no_figures_but_those_that_were_measured() -> None:

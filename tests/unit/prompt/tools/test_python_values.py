@@ -25,6 +25,11 @@ def test_what_python_writes_is_read(value: Any) -> None:
     assert read_value(repr(value)) == value
 
 
+def test_short_escapes_mean_what_they_mean_to_python() -> None:
+    text = r"'\a\b\f\n\r\t\v\\\'\"\q\101\u00e9'"
+    assert read_value(text) == "\a\b\f\n\r\t\v\\'\"\\qA\u00e9"
+
+
 @given(text=st.text(alphabet="[](){}'\"\\,:=.-0123456789eabfTrue \n", max_size=30))
 def test_nothing_but_a_value_error(text: str) -> None:
     for read in (read_value, read_calls):

@@ -11,6 +11,7 @@ from tests.unit.runner.simulation import MEGABYTE
 
 from puna.errors import BadRequest, ContextOverflow, UnsupportedModel
 from puna.runner.images.in_sequence import position
+from puna.vision.model import Prepared
 from puna.wire import Done, Failed
 
 CAT, DOG = file(3, 2, 1), file(2, 4, 2)
@@ -309,6 +310,20 @@ def test_pieces_that_were_not_kept_are_prepared_again() -> None:
     check(simulation)
     assert simulation.kept.n_encoded == 8
     assert simulation.eyes.decoders.n_read > 8
+
+
+def test_who_waits_for_an_image_that_cannot_be_prepared_again_is_told_why() -> None:
+    simulation = SeeingSimulation(image_cache_bytes=0)
+    asked = [simulation.show([number + 1, file(4, 4, number)]) for number in range(8)]
+
+    def prepare(_data: bytes) -> Prepared:
+        raise RuntimeError("out of order")
+
+    simulation.kept._prepare = prepare
+    simulation.run()
+    failed = [one.end for one in asked if isinstance(one.end, Failed)]
+    assert len(failed) == 8 - simulation.kept.n_encoded > 0
+    assert all("out of order" in end.error for end in failed)
 
 
 def test_images_that_are_looked_at_come_one_at_a_time() -> None:
