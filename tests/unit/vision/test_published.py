@@ -93,8 +93,8 @@ def eyes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def in_order(patches: Floats, size: Size, patch: int, cell: int) -> Floats:
     """The image that was cut: [height, width, 3] of patches cell by cell."""
     rows, columns = (side // patch // cell for side in size)
-    cut: Floats = patches.reshape(rows, columns, cell, cell, 3, patch, patch)
-    return cut.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * cell * patch, columns * cell * patch, 3)
+    cut = patches.reshape(rows, columns, cell, cell, 3, patch, patch)
+    return np.array(cut.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * cell * patch, columns * cell * patch, 3))
 
 
 def tiles(name: str, prepared: Prepared, sizes: list[Size]) -> list[Floats]:
@@ -108,7 +108,7 @@ def tiles(name: str, prepared: Prepared, sizes: list[Size]) -> list[Floats]:
         if "window_0" not in piece.arrays:
             return cut
         numbers = np.array([row for row in prepared.placed.rows if row >= 0])
-        return cut.reshape(len(numbers), -1)[numbers].reshape(cut.shape)
+        return np.array(cut.reshape(len(numbers), -1)[numbers].reshape(cut.shape))
 
     return [in_order(values(p), size, family.patch, family.cell) for p, size in zip(prepared.pieces, sizes, strict=True)]
 
