@@ -26,6 +26,7 @@ from puna.errors import BadRequest
 from puna.kvcache.batch import Batch
 from puna.kvcache.encoder import EncoderCache
 from puna.runner.engine import Engine
+from puna.runner.tasks.completion import Completion
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.model import Pixels
 from puna.wire import CompletionReply, CompletionRequest, Done, Image, LoadOptions, LoadRequest, Piece, SamplingOptions
@@ -287,6 +288,31 @@ def test_the_same_image_is_encoded_once_and_a_conversation_goes_on(seeing: Seein
     other: list[Part] = ["what ", image, " is"]
     seeing.check(other, seeing.ask(other))
     assert sight.kept.n_encoded == before + 1
+
+
+def test_a_context_that_is_full_lets_whole_images_go(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever engine reads: the answer goes on, and no image is left in part."""
+    shift = Completion.shift
+    cuts: list[tuple[list[tuple[int, int]], tuple[int, ...], int]] = []
+
+    def noted(task: Completion) -> Any:
+        images = [(at.begin, at.end) for at in task.images]
+        removed = shift(task)
+        cuts.append((images, removed, len(task.images)))
+        return removed
+
+    monkeypatch.setattr(Completion, "shift", noted)
+    parts: list[Part] = ["the fox ", picture(42, 42, 31), " and the dog ", picture(84, 84, 32), " in the sun"]
+    end = seeing.ask(parts, n_predict=1).end()
+    n_prompt = end.prompt_eval_count
+    last = seeing.ask(parts, n_predict=40, n_ctx=n_prompt + 8, ignore_eos=True).end()
+    assert last.eval_count == 40
+    assert cuts
+    for images, (low, high, *_), n_left in cuts:
+        assert not any(first < edge < behind for first, behind in images for edge in (low, high))
+        assert n_left == sum(not low <= first < high for first, _ in images)
+    assert cuts[-1][2] < 2, "one of them went"
+    seeing.engine.loop.model.cache.check_integrity()
 
 
 def test_an_image_that_is_none_is_refused_and_the_others_go_on(seeing: Seeing) -> None:

@@ -6,7 +6,7 @@ import base64
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import ollama
 import openai
 import psutil
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from puna.tokenizer.tokenizer import Tokenizer
 from tests.e2e.test_first_light import Server, serving
@@ -25,6 +25,7 @@ from tests.hostile_images import HOSTILE, encoded, noise
 from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.patience import PATIENCE_S, wait_until
 from tests.vision import gemma3
+from tests.vision.scenes import photo, screenshot
 
 SIDE = 14 * 12  # of the tiny model's images: these are not resized
 CAT, DOG = encoded("PNG", noise(SIDE, SIDE, 1)), encoded("PNG", noise(SIDE, SIDE, 2))
@@ -122,13 +123,25 @@ def test_what_is_seen_makes_a_difference(seeing: Seeing) -> None:
     assert len({seeing.said("what is it", [image]) for image in (CAT, DOG, encoded("PNG", noise(SIDE, SIDE, 3)))}) == 3
 
 
+def as_published(image: bytes) -> bytes:
+    """Upright, and resized to what the model sees as its publishers have it: so that libmtmd resizes nothing."""
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(image))).convert("RGB")
+    return encoded("PNG", upright.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_official_clients_send_images(seeing: Seeing, stream: bool) -> None:
-    url = f"data:image/png;base64,{text_of(CAT)}"
-    wanted = seeing.said("hello", [CAT])
+@pytest.mark.parametrize(
+    ("kind", "image"), [("png", lambda: CAT), ("png", screenshot), ("jpeg", photo)], ids=["small", "screenshot", "photo"]
+)
+def test_the_official_clients_send_images(seeing: Seeing, kind: str, image: Callable[[], bytes], stream: bool) -> None:
+    """A small one, a screenshot of 2560 x 1440, a phone's photo that is to be turned: all give what the reference does."""
+    data = image()
+    url = f"data:image/{kind};base64,{text_of(data)}"
+    wanted = expected(seeing, f"\n\n{MARKER}\n\nhello", [as_published(data)])
+    assert seeing.said("hello", [data]) == wanted
 
     native = ollama.Client(seeing.server.url)
-    message = ollama.Message(role="user", content="hello", images=[ollama.Image(value=CAT)])
+    message = ollama.Message(role="user", content="hello", images=[ollama.Image(value=data)])
     if stream:
         found = "".join(part.message.content or "" for part in native.chat("eyes", [message], stream=True, options=GREEDY))
     else:
@@ -151,7 +164,7 @@ def test_the_official_clients_send_images(seeing: Seeing, stream: bool) -> None:
             if stream
             else reply.choices[0].message.content
         )
-        assert chat == seeing.said("[img]\n\nhello", [CAT]), "between parts stands a blank line"
+        assert chat == seeing.said("[img]\n\nhello", [data]), "between parts stands a blank line"
         content: Any = [{"type": "input_text", "text": "hello"}, {"type": "input_image", "image_url": url}]
         made: Any = client.responses.create(
             model="eyes", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=N_TOKENS, stream=stream
@@ -163,7 +176,7 @@ def test_the_official_clients_send_images(seeing: Seeing, stream: bool) -> None:
         assert wanted.startswith(answer)
 
     with anthropic.Anthropic(base_url=seeing.server.url, api_key="none") as claude:
-        block: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": text_of(CAT)}}
+        block: Any = {"type": "image", "source": {"type": "base64", "media_type": f"image/{kind}", "data": text_of(data)}}
         asked: Any = {
             "model": "eyes",
             "max_tokens": N_TOKENS,

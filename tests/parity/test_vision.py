@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from puna.vision.model import Placed
+from puna.vision.images.decoders import Decoders
+from puna.vision.model import Pixels, Placed
 from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.vision.encoding import Eyes, difference, opened_eyes, picture
+from tests.vision.scenes import SCENES
 from tests.vision.table import CASES, CASES_IN_ONE, FAMILIES, Family
 
 # libmtmd rounds pixels to half precision before the first product, whatever the weights are.
@@ -44,32 +46,51 @@ def encoded(placed: Placed, eyes: Eyes, family: Family) -> list[bool]:
     return [row >= 0 for row, token in zip(placed.rows, placed.tokens, strict=True) if row >= 0 or token in ends]
 
 
+def check_rows(beside: Beside, pixels: Pixels) -> None:
+    found = beside.eyes.rows(pixels)
+    expected = beside.oracle.encoded(beside.family.given(pixels, beside.encoder))
+    kept = encoded(beside.eyes.model.prepare(pixels).placed, beside.eyes, beside.family)
+    assert len(kept) == len(expected), pixels.shape
+    ours, theirs = beside.family.shared(found, expected[kept], beside.encoder)
+    assert difference(ours, theirs) < MOST, pixels.shape
+
+
+def check_tokens(beside: Beside, pixels: Pixels) -> None:
+    family, tokenizer = beside.family, beside.eyes.tokenizer
+    ends = tokenizer.encode(family.end_of_row, add_special=False) if family.end_of_row else []
+    prepared = beside.eyes.model.prepare(pixels)
+    chunks = beside.oracle.chunks(f"the fox{family.prompt.format(MARKER)}the dog", [family.given(pixels, beside.encoder)])
+    expected = [token for chunk in chunks for token in chunk.tokens or [ROW] * chunk.n_tokens]
+    placed = prepared.placed
+    ours = [ROW if row >= 0 or token in ends else token for row, token in zip(placed.rows, placed.tokens, strict=True)]
+    before, after = tokenizer.encode("the fox"), tokenizer.encode("the dog", add_special=False)
+    assert [*before, *ours, *after] == expected
+    height, width, _ = pixels.shape
+    assert beside.eyes.model.size(width, height) == (prepared.n_rows, len(placed.tokens))
+    both_ways = {chunk.kind: beside.oracle.sees_both_ways(chunk) for chunk in chunks}
+    assert both_ways["image"] is family.sees_both_ways is bool(placed.bidirectional)
+
+
 def test_rows_are_libmtmds(beside: Beside) -> None:
-    for width, height in beside.family.sizes:
-        pixels = picture(width, height)
-        found = beside.eyes.rows(pixels)
-        expected = beside.oracle.encoded(beside.family.given(pixels, beside.encoder))
-        kept = encoded(beside.eyes.model.prepare(pixels).placed, beside.eyes, beside.family)
-        assert len(kept) == len(expected), (width, height)
-        ours, theirs = beside.family.shared(found, expected[kept], beside.encoder)
-        assert difference(ours, theirs) < MOST, (width, height)
+    for size in beside.family.sizes:
+        check_rows(beside, picture(*size))
 
 
 def test_tokens_around_an_image_are_libmtmds(beside: Beside) -> None:
-    family, tokenizer = beside.family, beside.eyes.tokenizer
-    ends = tokenizer.encode(family.end_of_row, add_special=False) if family.end_of_row else []
-    for width, height in family.sizes:
-        pixels = picture(width, height)
-        prepared = beside.eyes.model.prepare(pixels)
-        chunks = beside.oracle.chunks(f"the fox{family.prompt.format(MARKER)}the dog", [family.given(pixels, beside.encoder)])
-        expected = [token for chunk in chunks for token in chunk.tokens or [ROW] * chunk.n_tokens]
-        placed = prepared.placed
-        ours = [ROW if row >= 0 or token in ends else token for row, token in zip(placed.rows, placed.tokens, strict=True)]
-        before, after = tokenizer.encode("the fox"), tokenizer.encode("the dog", add_special=False)
-        assert [*before, *ours, *after] == expected
-        assert beside.eyes.model.size(width, height) == (prepared.n_rows, len(placed.tokens))
-        both_ways = {chunk.kind: beside.oracle.sees_both_ways(chunk) for chunk in chunks}
-        assert both_ways["image"] is family.sees_both_ways is bool(placed.bidirectional)
+    for size in beside.family.sizes:
+        check_tokens(beside, picture(*size))
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("name", ["idefics3", "gemma3", "pixtral"])
+def test_a_screenshot_and_a_photo_are_to_libmtmd_what_they_are_here(name: str, scene: str, tmp_path: Path) -> None:
+    """Files as people send them. Idefics' are resized by libmtmd itself, as was published; of the others it gets what was."""
+    decoders, beside = Decoders(), Beside(FAMILIES[name], "f32", tmp_path)
+    pixels = decoders.pixels(SCENES[scene]())
+    check_rows(beside, pixels)
+    check_tokens(beside, pixels)
+    beside.close()
+    decoders.close()
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES_IN_ONE)

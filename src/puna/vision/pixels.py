@@ -47,14 +47,25 @@ def on_canvas(pixels: Pixels, size: Size, how: Filter, background: tuple[int, in
     (width, height), (canvas_width, canvas_height) = size_of(pixels), size
     if (width, height) == size:
         return pixels
-    # In F32, as libmtmd has it: what is whole in one and not quite in the other would differ by a row.
-    scale = min(np.float32(canvas_width) / np.float32(width), np.float32(canvas_height) / np.float32(height))
+    # In double precision, as the published processor has it: what is whole in another and not quite in this differs by a row.
+    scale = min(canvas_width / width, canvas_height / height)
     inner = min(math.ceil(width * scale), canvas_width), min(math.ceil(height * scale), canvas_height)
     canvas: Pixels = np.empty((canvas_height, canvas_width, 3), np.uint8)
     canvas[:] = background
     left, top = (canvas_width - inner[0]) // 2, (canvas_height - inner[1]) // 2
     canvas[top : top + inner[1], left : left + inner[0]] = resized(pixels, inner, how)
     return canvas
+
+
+def squared(pixels: Pixels, background: tuple[int, int, int]) -> Pixels:
+    """In the middle of a square that is as long as its longer side."""
+    width, height = size_of(pixels)
+    side = max(width, height)
+    square: Pixels = np.empty((side, side, 3), np.uint8)
+    square[:] = background
+    left, top = (side - width) // 2, (side - height) // 2
+    square[top : top + height, left : left + width] = pixels
+    return square
 
 
 def normalised(pixels: Pixels, mean: Colour, std: Colour) -> Floats:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -192,6 +193,35 @@ def test_a_bare_file_is_a_model(store: Store, tmp_path: Path, monkeypatch: pytes
     assert model.details["quantization_level"] == "Q8_0"
     assert model.capabilities == ["completion"]
     assert not store.root.exists()
+
+
+def projector(path: Path, n_text: int = 32, file_type: int = 1) -> Path:
+    keys: dict[str, Any] = {"clip__vision__projection_dim": n_text, "clip__vision__block_count": 1}
+    return write_model(path, architecture="clip", file_type=file_type, **keys)
+
+
+def test_a_projector_beside_a_bare_file_is_what_it_sees_with(store: Store, tmp_path: Path) -> None:
+    """Of the model's width, in F16 if there is such a one; unless another is named. What is no projector is passed over."""
+    alone = store.from_file(write_model(tmp_path / "x.gguf"))
+    assert alone.projector_paths == ()
+    precise, best = projector(tmp_path / "mmproj-F32.gguf", file_type=0), projector(tmp_path / "x-MMPROJ-f16.gguf")
+    projector(tmp_path / "mmproj-a-of-another-width.gguf", n_text=64)
+    write_model(tmp_path / "mmproj-that-is-a-model.gguf")
+    (tmp_path / "mmproj-broken.gguf").write_text("GGUF, but no more")
+    (tmp_path / "mmproj-gone.gguf").symlink_to(tmp_path / "nothing")
+    projector(tmp_path / "another.gguf")
+    model = store.from_file(tmp_path / "x.gguf")
+    assert model.projector_paths == (best,)
+    assert model.capabilities == ["completion", "vision"]
+    assert store.from_file(tmp_path / "x.gguf", precise).projector_paths == (precise,)
+    best.unlink()
+    assert store.from_file(tmp_path / "x.gguf").projector_paths == (precise,)
+
+
+def test_a_bare_file_that_sees_or_embeds_takes_no_projector(store: Store, tmp_path: Path) -> None:
+    projector(tmp_path / "mmproj.gguf")
+    assert store.from_file(write_model(tmp_path / "sees.gguf", llama__vision__block_count=2)).projector_paths == ()
+    assert store.from_file(write_model(tmp_path / "embeds.gguf", llama__pooling_type=1)).projector_paths == ()
 
 
 def test_bare_files_that_are_no_models(store: Store, tmp_path: Path) -> None:

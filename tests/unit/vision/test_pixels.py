@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from puna.vision.pixels import Filter, by_cells, normalised, on_canvas, patches, resized
+from puna.vision.pixels import Filter, by_cells, normalised, on_canvas, patches, resized, squared
 from tests.vision.encoding import picture
 
 # A filter's weight at a distance in pixels of the larger image, and how far it reaches.
@@ -92,6 +92,22 @@ def test_on_a_canvas_proportions_are_kept(width: int, height: int, box: tuple[in
     left, top, inner_width, inner_height = box
     expected[top : top + inner_height, left : left + inner_width] = 200
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("width", "height", "left", "top"), [(7, 4, 0, 1), (4, 7, 1, 0), (1, 6, 2, 0), (5, 5, 0, 0)])
+def test_a_square_has_the_image_in_its_middle(width: int, height: int, left: int, top: int) -> None:
+    pixels = picture(width, height)
+    found = squared(pixels, (1, 2, 3))
+    assert found.shape == (max(width, height), max(width, height), 3)
+    assert np.array_equal(found[top : top + height, left : left + width], pixels)
+    found[top : top + height, left : left + width] = (1, 2, 3)
+    assert (found == (1, 2, 3)).all()
+
+
+def test_a_canvas_is_as_the_published_processor_rounds() -> None:
+    """3000 * (672 / 4000) is a little more than 504."""
+    found = on_canvas(np.full((4000, 3000, 3), 200, np.uint8), (672, 672), Filter.BICUBIC, (0, 0, 0))
+    assert (found[300] == 200).all(1).nonzero()[0].tolist() == list(range(83, 588))
 
 
 def test_normalising_is_by_channel() -> None:

@@ -67,6 +67,7 @@ class FileDetails:
     file_type: str  # "unknown" when the file does not say
     context_length: int
     embedding_length: int
+    projection_length: int  # of a projector: of the model that it is for; 0 where it does not say
     has_pooling: bool
     ranks: bool
     has_vision: bool
@@ -108,6 +109,7 @@ def _read(path: Path, _size: int, _mtime_ns: int) -> FileDetails:
             file_type=_file_type(meta.integer("general.file_type", None)),
             context_length=meta.integer("context_length", 0),
             embedding_length=meta.integer("embedding_length", 0),
+            projection_length=meta.integer("clip.vision.projection_dim", 0),
             has_pooling=meta.get(meta.full_key("pooling_type"), _UNSPECIFIED) not in (_UNSPECIFIED, -1),
             ranks=meta.get(meta.full_key("pooling_type")) == _RANK_POOLING,
             has_vision=meta.has("vision.block_count")
@@ -129,6 +131,7 @@ def _of_part(file: GGUFFile, n_splits: int) -> FileDetails:
         file_type="unknown",
         context_length=0,
         embedding_length=0,
+        projection_length=0,
         has_pooling=False,
         ranks=False,
         has_vision=False,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from puna.errors import BadRequest, FileFormatError, NotFound, StoreError, UnsupportedModel
 from puna.store.disk.config import ModelConfig
 from puna.store.disk.files import is_absent, open_regular
-from puna.store.models.details import read_details
+from puna.store.models.details import FileDetails, read_details
 from puna.store.models.model import StoredModel
 
 _HEAD_BYTES = 9
+_PROJECTOR = re.compile(r".*mmproj.*\.gguf", re.IGNORECASE)
+_TYPES = {"F16": 0, "BF16": 1, "F32": 2}  # of a projector, the best first
+_MOST_BESIDE = 32
 MAX_SAFETENSORS_HEAD = 100 << 20
 
 
@@ -46,8 +50,30 @@ def check_takeable(text: str) -> None:
         raise BadRequest(f"{path.name} is neither a GGUF file nor one of safetensors")
 
 
+def _projector_beside(path: Path, model: FileDetails) -> Path | None:
+    """A projector for the model in its folder, as programs that download both leave it: an ``mmproj`` of the model's width, of
+    several the one in F16.
+    """
+    if model.has_vision or model.has_pooling:
+        return None
+    try:
+        named = sorted(found for found in path.parent.iterdir() if _PROJECTOR.fullmatch(found.name))
+    except OSError:
+        return None
+    fitting = [found for found in named[:_MOST_BESIDE] if _fits(found, model)]
+    return min(fitting, key=lambda found: _TYPES.get(read_details(found).file_type, len(_TYPES)), default=None)
+
+
+def _fits(path: Path, model: FileDetails) -> bool:
+    try:
+        found = read_details(path)
+    except (FileFormatError, NotFound, StoreError):
+        return False  # nobody asked for it
+    return found.kind == "projector" and found.projection_length in (0, model.embedding_length)
+
+
 def open_model(path: str | Path, projector: str | Path = "") -> StoredModel:
-    """A model named by its path. *projector* is a file beside it that it sees with.
+    """A model named by its path. *projector* is a file that it sees with; where none is named, one that lies beside it.
 
     Errors: NotFound; FileFormatError when it is no sound GGUF file, or holds no language model, or the other no projector;
     UnsupportedModel for a part of a model.
@@ -58,8 +84,8 @@ def open_model(path: str | Path, projector: str | Path = "") -> StoredModel:
         raise FileFormatError(f"{path} holds no model but a{'n' if details.kind == 'adapter' else ''} {details.kind}")
     if details.n_splits > 1:
         raise UnsupportedModel(f"{path} is one of {details.n_splits} files of a model: `puna create` with FROM makes one of them")
-    eyes = Path(projector).expanduser().absolute() if projector else None
-    if eyes is not None and read_details(eyes).kind != "projector":
+    eyes = Path(projector).expanduser().absolute() if projector else _projector_beside(absolute, details)
+    if projector and eyes is not None and read_details(eyes).kind != "projector":
         raise FileFormatError(f"{projector} holds no projector but a {read_details(eyes).kind}")
     try:
         found = absolute.stat()

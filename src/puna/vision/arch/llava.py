@@ -2,9 +2,10 @@
 
 Of CLIP the token of the class comes first and leaves no row. All layers that a file holds are computed: converters leave out
 those after the one whose values are wanted. libmtmd differs in both: it has the class last, so that each patch gets its
-neighbour's position and the first leaves no row, and it passes over the last layer. Images are squares with a border of
-CLIP's mean colour. Those of LLaVA 1.6 are cut as puna.vision.anyres says, with a learned row at the end of each row of
-patches, as was published; in libmtmd the tiles follow one another, and the whole image comes last.
+neighbour's position and the first leaves no row, and it passes over the last layer. Images get a border of CLIP's mean colour
+that makes them squares, and are resized then; libmtmd resizes first. Those of LLaVA 1.6 are cut as puna.vision.anyres says, with
+a learned row at the end of each row of patches, as was published; in libmtmd the tiles follow one another, and the whole image
+comes last.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from puna.vision.anyres import Size, across_tiles, best_canvas, without_margins
 from puna.vision.look import Kept, Look
 from puna.vision.metadata import MAX_IMAGE_SIZE, Activation, VisionMetadata, VisionOptions
 from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
-from puna.vision.pixels import Filter, normalised, on_canvas, patches, resized, size_of
+from puna.vision.pixels import Filter, normalised, on_canvas, patches, resized, size_of, squared
 from puna.vision.special import PLACEHOLDER
 from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, layers_of
 
@@ -147,7 +148,7 @@ class LlavaVision:
         canvas = self._canvas(width, height)
         order: Sequence[int] = range(self.n_patches)
         if not self._canvases:
-            parts = [on_canvas(pixels, (size, size), Filter.BICUBIC, MEAN_COLOUR)]
+            parts = [resized(squared(pixels, MEAN_COLOUR), (size, size), Filter.BICUBIC)]
         else:
             parts = [resized(pixels, (size, size), Filter.BICUBIC)]
         if canvas:
