@@ -34,6 +34,7 @@ from puna.native.log import route_to_logging
 
 PROMPT, DEPTH = 512, 64
 FILES: dict[str, Callable[[], Path]] = {"smollm2": models.smollm2, "1b": models.llama_1b}
+NOTHING = (b"VIEW", b"RESHAPE", b"PERMUTE", b"TRANSPOSE")  # to compute
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
@@ -79,7 +80,7 @@ class Watch:
     def _called(self, address: int, is_before: bool, _data: object) -> bool:
         if is_before:
             self._began = clock.now()
-            return True
+            return self._op_name(address) not in NOTHING
         seconds = clock.now() - self._began
         node = ggml_tensor.from_address(address)
         weights = [s for s in node.src if s and b"weight" in ggml_tensor.from_address(s).name]
