@@ -193,6 +193,7 @@ SLICES: dict[str, Slice] = {
         tiny={"kinds": _NEMOTRON, "n_experts": 8},
         note="48 experts instead of 128",
     ),
+    "modern-bert": Slice("ModernBERT base", sizes(768, 12, 12, 1152, attention__sliding_window=128)),
     "nomic-bert": Slice("nomic-embed-text v1.5", sizes(768, 12, 12, 3072), axes={"segments": 2}),
     "olmo2": Slice("OLMo 2 7B", sizes(4096, 32, 32, 11008)),
     "olmo2:windows": Slice("OLMo 3 7B", sizes(4096, 32, 32, 11008, attention__sliding_window=4096)),

@@ -407,6 +407,65 @@ def _add_bert_layer(weights: RandomWeights, prefix: str, n_embd: int, n_ff: int,
         weights.bias(f"{prefix}.{name}.bias", n_embd)
 
 
+def write_modern_bert(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    n_layers: int = 5,
+    n_embd: int = 128,
+    n_heads: int = 4,
+    n_ff: int = 256,
+    n_ctx: int = 128,
+    window: int = 16,
+    period: int | None = 3,
+    local_base: float | None = 10000.0,
+    activation: str = "",
+    pooling: int = 1,
+    dtype: str = "f32",
+) -> Path:
+    """Write a ModernBERT: the first layer without a norm before attention, every third seeing the whole text."""
+    vocabulary = bpe_vocabulary()
+    writer = GGUFWriter("modern-bert")
+    writer.add("general.name", f"tiny modern-bert {dtype} seed {seed}")
+    numbers: dict[str, int] = {
+        "vocab_size": len(vocabulary.tokens),
+        "context_length": n_ctx,
+        "embedding_length": n_embd,
+        "block_count": n_layers,
+        "feed_forward_length": n_ff,
+        "attention.head_count": n_heads,
+        "attention.sliding_window": window,
+        "pooling_type": pooling,
+    }
+    if period is not None:
+        numbers["attention.sliding_window_pattern"] = period
+    for key, value in numbers.items():
+        writer.add(f"modern-bert.{key}", value)
+    writer.add("modern-bert.attention.layer_norm_epsilon", 1e-5)
+    writer.add("modern-bert.attention.causal", False)
+    writer.add("modern-bert.rope.freq_base", 160000.0)
+    if local_base is not None:
+        writer.add("modern-bert.rope.freq_base_swa", local_base)
+    if activation:
+        writer.add("modern-bert.hidden_activation", activation)
+    vocabulary.add_to(writer)
+    writer.add("tokenizer.ggml.add_eos_token", True)
+    weights = RandomWeights(writer, seed, TensorType.from_name(dtype))
+    weights.matrix("token_embd.weight", len(vocabulary.tokens), n_embd, std=1.0)
+    weights.norm("token_embd_norm.weight", n_embd)
+    for layer in range(n_layers):
+        prefix = f"blk.{layer}"
+        for name in ("attn_norm", "ffn_norm") if layer else ("ffn_norm",):
+            weights.norm(f"{prefix}.{name}.weight", n_embd)
+        weights.matrix(f"{prefix}.attn_qkv.weight", 3 * n_embd, n_embd)
+        weights.matrix(f"{prefix}.attn_output.weight", n_embd, n_embd)
+        weights.matrix(f"{prefix}.ffn_up.weight", 2 * n_ff, n_embd)
+        weights.matrix(f"{prefix}.ffn_down.weight", n_embd, n_ff)
+    weights.norm("output_norm.weight", n_embd, random_signs=True)
+    writer.write(path)
+    return Path(path)
+
+
 def _add_gemma_layer(weights: RandomWeights, prefix: str, n_embd: int, n_ff: int, width: int, kv_width: int) -> None:
     for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
         weights.norm(f"{prefix}.{name}.weight", n_embd)

@@ -37,6 +37,7 @@ ARCHITECTURES: dict[str, str] = {
     "llama4": "puna.model.arch.llama4:Llama4",
     "mamba2": "puna.model.arch.mamba2:Mamba2Model",
     "mistral3": "puna.model.arch.mistral3:Mistral3",
+    "modern-bert": "puna.model.arch.modern_bert:ModernBert",
     "mllama": "puna.model.arch.mllama:MLlama",
     "nemotron_h": "puna.model.arch.nemotron_h:NemotronH",
     "nemotron_h_moe": "puna.model.arch.nemotron_h:NemotronH",

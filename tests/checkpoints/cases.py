@@ -724,7 +724,26 @@ CASES["embedding-gemma"] = case(
     words="spm",
     dense=96,
 )
-ENCODERS = ("nomic-bert", "embedding-gemma")
+CASES["modern-bert"] = case(
+    "ModernBertModel",
+    "modernbert",
+    {
+        "num_key_value_heads": NONE,
+        "num_hidden_layers": 5,
+        "hidden_activation": "gelu",
+        "norm_eps": 1e-5,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "local_attention": 16,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+    },
+)
+ENCODERS = ("nomic-bert", "embedding-gemma", "modern-bert")
 
 
 def seeing(model: str, kind: str, text: dict[str, Any], vision: dict[str, Any], outer: dict[str, Any], **others: Any) -> Case:

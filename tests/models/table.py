@@ -88,6 +88,7 @@ ENCODERS: dict[str, Row] = {
     "bert": encoders.BERT,
     "gemma-embedding": gemma.EMBEDDING_GEMMA,
     "gemma3:embedding": gemma.EMBEDDING_GEMMA_OF_ANCESTOR,
+    "modern-bert": encoders.MODERN_BERT,
     "nomic-bert": encoders.NOMIC_BERT,
 }
 

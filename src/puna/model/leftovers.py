@@ -48,6 +48,7 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "lfm2": _DENSE,
     "lfm2moe": (*_DENSE, *_ROUTED),
     "llama4": (*_DENSE, *_ROUTED, *_SHARED),
+    "modern-bert": _DENSE,
     "nomic-bert": _DENSE,
     "olmo2": _DENSE,
     "olmo3": _DENSE,
@@ -93,7 +94,7 @@ def _selects_no_layer(value: Any, file: GGUFFile) -> bool:
     return isinstance(value, LazyArray) and all(index < 0 for index in value)
 
 
-_ENCODERS = ("bert", "nomic-bert", "gemma-embedding")
+_ENCODERS = ("bert", "modern-bert", "nomic-bert", "gemma-embedding")
 
 # Keys that llama.cpp computes with, whatever the architecture, and when they say nothing new to a class that does not
 # read them. The others that it reads are lengths and lists that the tensors tell as well.

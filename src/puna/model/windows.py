@@ -23,7 +23,8 @@ class WindowedOptions(DecoderOptions):
     is_windowed: list[bool] = field(default_factory=list)  # per layer
     window_base: float = 0.0  # of the rotation in windowed layers
 
-    period: ClassVar[int]  # the last of so many layers sees everything, in files that do not say
+    period: ClassVar[int]  # one of so many layers sees everything, in files that do not say
+    is_full_first: ClassVar[bool] = False  # it is the first of them, not the last
     default_window: ClassVar[int] = 0
 
     @classmethod
@@ -32,7 +33,7 @@ class WindowedOptions(DecoderOptions):
         window = file.metadata.integer("attention.sliding_window", cls.default_window)
         if not 0 <= window < 1 << 31:
             raise FileFormatError(f"{file.path}: attention.sliding_window {window} is not usable")
-        is_windowed = windowed_layers(file, o.n_layers, cls.period) if window else [False] * o.n_layers
+        is_windowed = windowed_layers(file, o.n_layers, cls.period, cls.is_full_first) if window else [False] * o.n_layers
         return replace(o, window=window, is_windowed=is_windowed, window_base=window_base(file, o.rope.base))
 
     def rope_of(self, layer: int) -> RopeOptions | None:
@@ -53,8 +54,8 @@ def window_base(file: GGUFFile, default: float) -> float:
     return base
 
 
-def windowed_layers(file: GGUFFile, n_layers: int, period: int) -> list[bool]:
-    """Per layer, whether it is windowed: as an array states it, or all but the last of each *period*, 0 for all.
+def windowed_layers(file: GGUFFile, n_layers: int, period: int, is_full_first: bool = False) -> list[bool]:
+    """Per layer, whether it is windowed: as an array states it, or all but the last, or first, of each *period*, 0 for all.
 
     Errors: FileFormatError when ``attention.sliding_window_pattern`` does not fit.
     """
@@ -64,4 +65,4 @@ def windowed_layers(file: GGUFFile, n_layers: int, period: int) -> list[bool]:
     period = meta.integer(key, period)
     if period < 0:
         raise FileFormatError(f"{file.path}: {meta.full_key(key)} {period} is no number of layers")
-    return [not period or (i + 1) % period != 0 for i in range(n_layers)]
+    return [not period or (i + (not is_full_first)) % period != 0 for i in range(n_layers)]

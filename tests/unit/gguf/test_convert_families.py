@@ -114,6 +114,7 @@ TURNED: dict[str, tuple[dict[str, Any], str]] = {  # fields, and what is said of
     "nemotron-h-experts": ({"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
     "mamba2": ({"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
     "nomic-bert": ({"activation_function": "gelu"}, "activation_function"),
+    "modern-bert": ({"layer_types": ["full_attention"] * 5}, "layer_types"),
     "embedding-gemma": ({"use_bidirectional_attention": False}, "use_bidirectional_attention"),
     "qwen3vlmoe": (
         {"text_config": CASES["qwen3vlmoe"].config["text_config"] | {"mlp_only_layers": [1]}},

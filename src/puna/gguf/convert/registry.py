@@ -49,6 +49,8 @@ FAMILIES: dict[str, str] = {
     "Mistral3ForConditionalGeneration": "mistral3_eyes:MISTRAL3",
     "MistralForCausalLM": "llama:LLAMA",
     "MixtralForCausalLM": "llama:MIXTRAL",
+    "ModernBertForMaskedLM": "modern_bert:MODERN_BERT",
+    "ModernBertModel": "modern_bert:MODERN_BERT",
     "NemotronHForCausalLM": "mamba:nemotron",
     "NomicBertModel": "bert:NOMIC_BERT",
     "Olmo2ForCausalLM": "olmo:OLMO2",
