@@ -106,7 +106,8 @@ def test_routed_by_prefixes_conversations_compute_less_than_in_turns(world: Worl
 def test_a_client_that_leaves_frees_the_replica(world: World) -> None:
     body = {"model": MODEL, "messages": opening("leaves"), "options": {"num_predict": 3000, "ignore_eos": True}}
     with world.prefix.stream("POST", "/api/chat", json=body) as reply:
-        next(reply.iter_lines())
+        lines = reply.iter_lines()
+        next(lines)
         assert sum(metric(world.prefix, "puna_replica_requests").values()) >= 1
     until(lambda: sum(metric(world.prefix, "puna_replica_requests").values()) == 0)
 
@@ -128,7 +129,7 @@ def test_ray_serve_runs_the_same_server(world: World) -> None:
         # Who leaves is heard of through Ray's proxy, too.
         body = {"model": MODEL, "messages": opening("leaves"), "options": {"num_predict": 3000, "ignore_eos": True}}
         with client.stream("POST", "/api/chat", json=body) as reply:
-            next(reply.iter_lines())
+            next(reply.iter_lines())  # an iterator that nobody keeps hangs up
         until(lambda: sum(metric(client, "puna_replica_requests").values()) == 0)
 
 
