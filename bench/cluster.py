@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ import httpx
 from puna.settings import load
 
 PATIENCE_S = 240.0
+SERVE = ("-m", "puna", "serve", "--ray")
 WORDS = "the quick brown fox jumps over the lazy dog and then the dog sleeps in the sun while the fox runs to the river"
 
 
@@ -70,12 +72,16 @@ def raylets(folder: Path, n_nodes: int) -> Iterator[Raylets]:
 
 
 @contextmanager
-def head(folder: Path, address: str, port: int, models: Path, **environ: str) -> Iterator[httpx.Client]:
-    """``puna serve --ray`` on that cluster, once *n* nodes are there."""
+def head(
+    folder: Path, address: str, port: int, models: Path, program: tuple[str, ...] = SERVE, **environ: str
+) -> Iterator[httpx.Client]:
+    """``puna serve --ray`` on that cluster, or another *program* that listens there; it may not be ready yet."""
     log = (folder / f"head-{port}.log").open("w")
     own = {"RAY_ADDRESS": address, "OLLAMA_HOST": f"127.0.0.1:{port}", "OLLAMA_MODELS": str(models), "OLLAMA_NUM_PARALLEL": "4"}
-    command = [sys.executable, "-m", "puna", "serve", "--ray"]
-    with log, subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **own, **environ}) as process:
+    with (
+        log,
+        subprocess.Popen([sys.executable, *program], stdout=log, stderr=log, env={**os.environ, **own, **environ}) as process,
+    ):
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
                 yield client
@@ -157,7 +163,9 @@ def converse(
     n_clients: int = 6,
     at_half: Callable[[], None] = lambda: None,
 ) -> Result:
-    """So many conversations, whose turns come one after the other, those of all conversations mixed."""
+    """So many conversations, whose turns come one after the other, those of all conversations in another order each time: as it
+    is with people, whose turn it is says nothing about who went before.
+    """
     result, histories = Result(), [opening(f"{tag} {number}") for number in range(n_conversations)]
 
     def turn(messages: list[dict[str, str]]) -> None:
@@ -172,7 +180,7 @@ def converse(
         for number in range(n_turns):
             if number == n_turns // 2:
                 at_half()
-            list(pool.map(turn, histories))
+            list(pool.map(turn, random.Random(number).sample(histories, len(histories))))
     return result
 
 
@@ -211,7 +219,7 @@ def main(model: str) -> None:
     with tempfile.TemporaryDirectory(prefix="puna-cluster-") as name, raylets(Path(name), 3) as cluster:
         heads = [("turns", 11531, {"PUNA_CLUSTER_ROUTE": "turns"}), ("prefix", 11532, {})]
         for route, port, environ in heads:
-            with head(Path(name), cluster.address, port, models, **environ) as client:
+            with head(Path(name), cluster.address, port, models, SERVE, **environ) as client:
                 until(lambda client=client: len(metric(client, "puna_node_up")) == 3)  # type: ignore[misc]
                 spread(client, model, 3)
                 print(f"{route:8} {converse(client, model, tag=route, n_conversations=60, n_turns=4).told()}", flush=True)

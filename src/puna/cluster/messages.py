@@ -122,7 +122,7 @@ class ReplicaReport(Message, frozen=True):
     key: str
     name: str
     state: str
-    n_running: int = 0  # requests of all heads
+    n_others: int = 0  # requests that it has of other heads
     n_parallel: int = 1
     n_ctx: int = 0
     seconds_left: float = 0.0

@@ -123,12 +123,17 @@ class Nodes(Mapping[str, Node]):
                 continue
             node.line = line
             log.info("the node %s is there", node.name)
+            is_retired = False
             try:
                 await line.ended()
+                is_retired = node.report is not None and node.report.is_retiring
             finally:
                 await line.close()
                 node.lose()
                 self._news.set()
+            if is_retired:
+                log.warning("the node %s has retired: a head of another version starts its own there", node.name)
+                return
             log.warning("the line to the node %s has ended", node.name)
 
     def _heard(self, node: Node, report: Report) -> None:

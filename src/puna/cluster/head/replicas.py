@@ -13,7 +13,7 @@ from puna import wire
 from puna.cluster.head.line import Line
 from puna.cluster.messages import Held, ReplicaReport, Report
 from puna.cluster.routing.demand import Load
-from puna.cluster.routing.keys import n_leading, unpack
+from puna.cluster.routing.keys import n_common, n_leading, unpack
 from puna.cluster.routing.memory import Room
 from puna.cluster.routing.router import Candidate
 
@@ -29,11 +29,12 @@ class Replica:
     reported: ReplicaReport | None = None
     held: Held | None = None  # what the node said when it was last asked to load it
     n_holds: int = 0
-    n_running: int = 0  # of this head
     n_sent: int = 0
     is_leaving: bool = False  # this head has asked for its end
     keys: set[int] = field(default_factory=set)
-    _sent_keys: set[int] = field(default_factory=set)  # since the last report: the node will know them, too
+    # Of prompts that are there, and of those that have ended since the last report: the node will tell of them, too.
+    _running: dict[int, list[int]] = field(default_factory=dict)
+    _ended: list[list[int]] = field(default_factory=list)
 
     @property
     def is_there(self) -> bool:
@@ -53,9 +54,14 @@ class Replica:
         return max(1, self.reported.n_parallel if self.reported else self.held.n_parallel if self.held else 1)
 
     @property
+    def n_running(self) -> int:
+        """Requests of this head that are there."""
+        return len(self._running)
+
+    @property
     def n_busy(self) -> int:
-        """Requests that are there: of all heads, as far as they were reported, and of this one."""
-        return max(self.n_running, self.reported.n_running if self.reported else 0)
+        """Requests that are there: of this head, and of others as far as they were reported."""
+        return self.n_running + (self.reported.n_others if self.reported else 0)
 
     @property
     def reply(self) -> wire.LoadReply | None:
@@ -67,7 +73,8 @@ class Replica:
         return self.reported.n_ctx if self.reported and self.reported.n_ctx else self.held.n_ctx if self.held else 0
 
     def candidate(self, keys: list[int]) -> Candidate:
-        return Candidate(self.node.name, n_leading(keys, self.keys | self._sent_keys), self.n_busy, self.n_parallel, self.n_sent)
+        n_held = max([n_leading(keys, self.keys), *(n_common(keys, sent) for sent in [*self._running.values(), *self._ended])])
+        return Candidate(self.node.name, n_held, self.n_busy, self.n_parallel, self.n_sent)
 
     def load(self) -> Load:
         return Load(self.node.name, self.n_busy, self.n_parallel)
@@ -75,20 +82,19 @@ class Replica:
     @contextmanager
     def running(self, keys: list[int]) -> Iterator[None]:
         """A request is there, whose beginning others may go after."""
-        self.n_running += 1
         self.n_sent += 1
-        self._sent_keys.update(keys)
+        number = self.n_sent
+        self._running[number] = keys
         try:
             yield
         finally:
-            self.n_running -= 1
+            self._ended.append(self._running.pop(number))
 
     def heard(self, report: ReplicaReport) -> None:
         self.reported = report
         self.keys.difference_update(unpack(report.removed))
         self.keys.update(unpack(report.added))
-        if not self.n_running:
-            self._sent_keys.clear()
+        self._ended.clear()  # a node knows what it has answered before it says so
         self.is_leaving = self.is_leaving and report.state != "loading"
 
 

@@ -87,6 +87,7 @@ class ClusterScheduler:
             enough = {name: r for name, r in usable.items() if r.n_ctx >= model.requirements.options.n_ctx} or usable
             if enough:
                 chosen = self._route([replica.candidate(keys or []) for replica in enough.values()])
+                log.debug("%s goes to %s, which holds %d of %d blocks", model.name, chosen.node, chosen.n_held, len(keys or []))
                 replica = enough[chosen.node]
             else:
                 replica = await stack.enter_async_context(self._held(model, lost))

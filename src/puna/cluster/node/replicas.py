@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,16 +26,17 @@ class Replica:
 
     loaded: Loaded
     book: PrefixBook = field(default_factory=PrefixBook)
-    n_running: int = 0
+    n_running: Counter[int] = field(default_factory=Counter)  # requests, by the head's line
     health: wire.Health | None = None
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        self.n_running += 1
+    def running(self, line: int) -> Iterator[None]:
+        self.n_running[line] += 1
         try:
             yield
         finally:
-            self.n_running -= 1
+            self.n_running[line] -= 1
+            self.n_running += Counter()  # without those that are at zero
 
     def answered(self, request: wire.CompletionRequest, answer: str, done: wire.Done) -> None:
         self.book.record(keys_of(request, answer), done.prompt_eval_count + done.eval_count)
@@ -86,13 +88,13 @@ class Replicas:
         ready = {id(runner) for _, runner in self._models.runners()}
         await asyncio.gather(*(r.look() for r in self._all.values() if r.loaded.process and id(r.loaded.process) in ready))
 
-    def reports(self, told: dict[Path, set[int]]) -> list[ReplicaReport]:
-        """For somebody who was *told* so many keys of each, which is brought up to date."""
+    def reports(self, line: int, told: dict[Path, set[int]]) -> list[ReplicaReport]:
+        """For the head at the end of that line, which was *told* so many keys of each; that is brought up to date."""
         for path in [path for path in told if path not in self._models]:
             del told[path]
-        return [self._report(path, loaded, told) for path, loaded in self._models.items() if path in self._known]
+        return [self._report(path, loaded, line, told) for path, loaded in self._models.items() if path in self._known]
 
-    def _report(self, path: Path, loaded: Loaded, told: dict[Path, set[int]]) -> ReplicaReport:
+    def _report(self, path: Path, loaded: Loaded, line: int, told: dict[Path, set[int]]) -> ReplicaReport:
         replica, model = self._all.get(path), self._known[path]
         running = loaded.running(asyncio.get_running_loop().time())
         changes = (replica.book if replica else PrefixBook()).changes(told.setdefault(path, set()))
@@ -100,7 +102,7 @@ class Replicas:
             key=model.key,
             name=model.name,
             state=loaded.state.value,
-            n_running=replica.n_running if replica else 0,
+            n_others=replica.n_running.total() - replica.n_running[line] if replica else 0,
             n_parallel=loaded.options.n_parallel,
             n_ctx=loaded.n_ctx,
             seconds_left=running.seconds_left,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 
 from puna import __version__, wire
@@ -133,7 +134,7 @@ class Service:
             free=memory.free,
             total=memory.total,
             is_retiring=self.is_retiring,
-            replicas=self.node.replicas.reports(line.told),
+            replicas=self.node.replicas.reports(line.number, line.told),
         )
 
     async def _report(self) -> None:
@@ -155,11 +156,15 @@ class Service:
             self._idle = None
 
 
+_numbers = itertools.count()
+
+
 class _Line:
     """To one head."""
 
     def __init__(self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._service, self._reader, self._writer = service, reader, writer
+        self.number = next(_numbers)
         self._node = service.node
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._credits: dict[int, _Credit] = {}
@@ -244,7 +249,9 @@ class _Line:
             raise BadRequest(f"there is no {ask.path}")
         if await self._refuse_if_retiring(ask.id):
             return
-        async with self._node.place(ask.model) as replica:
+        async with self._node.place(ask.model) as replica, AsyncExitStack() as stack:
+            if ask.path in _WORK:
+                stack.enter_context(replica.running(self.number))
             await self.send(Answer(id=ask.id, body=encode(await _OF_RUNNERS[ask.path](replica, ask.body))))
 
     async def _hold(self, hold: Hold) -> None:
@@ -261,7 +268,7 @@ class _Line:
             return
         request, credit, text = command.request, self._credits[command.id], []
         async with self._node.place(command.model) as replica:
-            with replica.running():
+            with replica.running(self.number):
                 async with aclosing(replica.loaded.runner.complete(request)) as replies:
                     async for reply in replies:
                         if isinstance(reply, wire.Piece):
@@ -305,13 +312,14 @@ async def _images(replica: Replica, body: bytes) -> wire.ImagesReply:
 
 
 async def _embedding(replica: Replica, body: bytes) -> wire.EmbeddingReply:
-    with replica.running():
-        return await replica.loaded.runner.embed(decode(wire.EmbeddingRequest, body))
+    return await replica.loaded.runner.embed(decode(wire.EmbeddingRequest, body))
 
 
 async def _occupancy(replica: Replica, _: bytes) -> wire.Occupancy:
     return await replica.loaded.runner.occupancy()
 
+
+_WORK = ("/embedding",)  # what counts as a request
 
 _OF_RUNNERS: dict[str, Callable[[Replica, bytes], Awaitable[wire.Message]]] = {
     "/tokenize": _tokenize,

@@ -1,7 +1,7 @@
 """Joining a Ray cluster: the one that RAY_ADDRESS names or that was started on this machine, else one that is started now.
 
-Ray has no authentication: who reaches its ports may run programs on all its machines. One that is started here listens on
-loopback. Ray's reports of its use and its dashboard are off unless they are asked for.
+Who gets into a Ray cluster may run programs on all its machines. One that is started here listens on loopback and wants a token,
+which Ray keeps in the user's home. Ray's reports of its use and its dashboard are off unless they are asked for.
 """
 
 from __future__ import annotations
@@ -48,17 +48,25 @@ def join() -> None:
 
 def _start(ray: Any, common: dict[str, Any]) -> None:
     log.info("no cluster of Ray was found: one is started on this machine")
+    _keep_to_loopback()
     try:
         ray.init(
             address="local",
             include_dashboard=False,
             num_cpus=1,
             object_store_memory=_OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
             **common,
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise PunaError(f"Ray cannot be started: {error}") from error
+
+
+def _keep_to_loopback() -> None:
+    """Ray takes 127.0.0.1 for the machine's other address wherever it is named. This is how it stays there on desktops."""
+    from ray._private import ray_constants
+
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # for the processes that it starts
+    ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def _warn(ray: Any) -> None:
@@ -66,7 +74,7 @@ def _warn(ray: Any) -> None:
     others = sorted(address for address in addresses if not ipaddress.ip_address(address).is_loopback)
     if others:
         log.warning(
-            "neither Ray nor the lines between Puna's nodes are encrypted, and Ray has no authentication: whoever reaches the "
-            "ports of %s may run programs there. Keep others out of that network",
+            "neither Ray nor the lines between Puna's nodes are encrypted, and who is let in by Ray may run programs on its "
+            "machines (%s): keep others out of that network, and have Ray ask for a token (RAY_AUTH_MODE=token)",
             ", ".join(others),
         )

@@ -59,3 +59,8 @@ def n_leading(keys: Sequence[int], held: frozenset[int] | set[int]) -> int:
         if key not in held:
             return number
     return len(keys)
+
+
+def n_common(keys: Sequence[int], others: Sequence[int]) -> int:
+    """With how many keys both prompts begin."""
+    return next((number for number, (a, b) in enumerate(zip(keys, others, strict=False)) if a != b), min(len(keys), len(others)))

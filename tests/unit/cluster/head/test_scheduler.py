@@ -262,3 +262,60 @@ def test_a_node_that_retires_finishes_what_it_has_and_takes_no_more(tmp_path: Pa
             assert not head.n_moved
 
     asyncio.run(play())
+
+
+def test_numbers_of_all_nodes_are_at_one_place(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script(n_pieces=3, cache_cells=64)
+            machines.script(node="a", hang_at_piece=0)
+            request = asyncio.create_task(ask(head, model, "why " * 100))
+            await wait_for_event(tmp_path / "a.model", "complete")
+            await machines.lose("a")
+            assert (await request).error is None
+            await until(lambda: told(head).get(("puna_replica_prefix_keys", "b")))
+            found = told(head)
+            assert found["puna_node_up", "b"] == 1
+            assert found["puna_node_memory_free_bytes", "b"] > 0
+            assert found["puna_node_requests_moved_total", "a"] == 1
+            assert found["puna_replica_requests", "b"] == 0
+
+    asyncio.run(play())
+
+
+def told(head: ClusterScheduler) -> dict[tuple[str, str], float]:
+    """Values by name and node."""
+    (collector,) = head.collectors
+    return {(sample.name, sample.labels["node"]): sample.value for family in collector.collect() for sample in family.samples}
+
+
+def test_a_node_that_has_retired_is_not_started_again_by_an_older_head(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            machine = machines.machines_["a"]
+            machine.service.retire()
+            await until(machine.is_idle.is_set)
+            await until(lambda: [node.name for node in head.nodes.usable()] == ["b"])
+            n_asked = len(machines.versions)
+            await machine.service.close()
+            await until(lambda: head.nodes["a"].line is None)
+            await asyncio.sleep(1.5)  # more than it takes to look again
+            assert len(machines.versions) == n_asked
+            assert (await ask(head, machines.script())).error is None
+            await machines.lose("a")
+
+    asyncio.run(play())
+
+
+def test_loads_of_another_head_count_and_ones_own_count_at_once(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head() as head, machines.head() as other:
+            model = machines.script(n_pieces=300, piece_delay_s=0.01)
+            requests = [asyncio.create_task(ask(other, model)) for _ in range(2)]
+            key = str(model.model_path)
+            await until(lambda: key in head.nodes["a"].replicas and head.nodes["a"].replicas[key].n_busy == 2)
+            assert other.nodes["a"].replicas[key].n_busy == 2
+            assert all(told.error is None for told in await asyncio.gather(*requests))
+            await until(lambda: head.nodes["a"].replicas[key].n_busy == other.nodes["a"].replicas[key].n_busy == 0)
+
+    asyncio.run(play())

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from puna import wire
-from puna.cluster.routing.keys import BLOCK_BYTES, MAX_KEYS, keys_of, n_leading, pack, unpack
+from puna.cluster.routing.keys import BLOCK_BYTES, MAX_KEYS, keys_of, n_common, n_leading, pack, unpack
 from puna.errors import BadRequest
 
 
@@ -18,7 +18,7 @@ def test_prompts_share_the_keys_of_the_blocks_they_begin_with(begin: str, one: s
     a, b = (begin + one).encode(), (begin + other).encode()
     n_equal = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     first, second = keys_of(request(begin + one)), keys_of(request(begin + other))
-    assert n_leading(first, set(second)) == n_equal // BLOCK_BYTES
+    assert n_leading(first, set(second)) == n_common(first, second) == n_equal // BLOCK_BYTES
     assert len(first) == len(a) // BLOCK_BYTES
 
 
