@@ -24,7 +24,7 @@ def is_complete() -> bool:
     return os.environ.get("PUNA_TESTS") == "complete"
 
 
-def _missing(reason: str) -> NoReturn:
+def missing(reason: str) -> NoReturn:
     if is_complete():
         pytest.fail(f"PUNA_TESTS=complete, but {reason}", pytrace=False)
     pytest.skip(reason, allow_module_level=True)
@@ -32,28 +32,28 @@ def _missing(reason: str) -> NoReturn:
 
 def c_compiler() -> str:
     found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    return found or _missing("there is no C compiler")
+    return found or missing("there is no C compiler")
 
 
 def cxx_compiler() -> list[str]:
-    return build.compiler() or _missing("there is no C++ compiler")
+    return build.compiler() or missing("there is no C++ compiler")
 
 
 def arm() -> None:
     """A compiler for 64-bit ARM, and an emulator of such a processor."""
     for program, package in (("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu"), ("qemu-aarch64", "qemu-user")):
         if not shutil.which(program):
-            _missing(f"there is no {program}: apt-get install {package}")
+            missing(f"there is no {program}: apt-get install {package}")
 
 
 def kernels() -> None:
     """Puna's own products."""
     if not build.LIBRARY.exists():
-        _missing("Puna's own products were not compiled: there was no C++ compiler")
+        missing("Puna's own products were not compiled: there was no C++ compiler")
 
 
 def compiled_library() -> Provider:
-    return compiled() or installed() or _missing("no tensor library was compiled for this processor: make native")
+    return compiled() or installed() or missing("no tensor library was compiled for this processor: make native")
 
 
 def version_of(provider: Provider) -> str:
@@ -66,16 +66,16 @@ def version_of(provider: Provider) -> str:
 def chromium() -> str:
     """The system's browser, which the tests of the page drive."""
     found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-    return found or _missing("there is no Chromium: apt-get install chromium")
+    return found or missing("there is no Chromium: apt-get install chromium")
 
 
 def page_libraries() -> None:
     """What the page takes from others."""
     if not libraries.TARGET.is_dir():
-        _missing("the page's libraries were not fetched: python -m puna.web.libraries")
+        missing("the page's libraries were not fetched: python -m puna.web.libraries")
 
 
 def node() -> str:
     """The program that runs JavaScript; also where Python packages put theirs."""
     found = shutil.which("node") or shutil.which("node", path=str(Path(sys.executable).parent))
-    return found or _missing("there is no node")
+    return found or missing("there is no node")

@@ -11,9 +11,11 @@ PunaError
 │   └── MissingTensors     the file lacks tensors its architecture needs
 ├── UnsupportedModel       the file is sound, but no engine here runs it
 ├── LoadError              a model could not be loaded
-│   └── OutOfMemory        it did not fit; carries what was asked for
+│   ├── OutOfMemory        it did not fit; carries what was asked for
+│   └── WorkerUnreachable  an RPC worker cannot be reached, or speaks another version
 ├── RunnerDied             the runner's process ended or broke its stream
-│   └── NodeLost           the machine of a cluster that computed it is gone, or cannot be reached
+│   ├── NodeLost           the machine of a cluster that computed it is gone, or cannot be reached
+│   └── WorkerLost         … since an RPC worker that held some of its layers did
 ├── Overloaded             the queue is full; try again
 ├── StoreError             the folder of models cannot be read, written or locked
 │   └── DiskFull           … for lack of space; carries how many bytes are missing
@@ -81,11 +83,19 @@ class OutOfMemory(LoadError):
     pass
 
 
+class WorkerUnreachable(LoadError):
+    pass
+
+
 class RunnerDied(PunaError):
     pass
 
 
 class NodeLost(RunnerDied):
+    pass
+
+
+class WorkerLost(RunnerDied):
     pass
 
 

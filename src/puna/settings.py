@@ -131,7 +131,8 @@ def _unsigned(text: str) -> int:
     return int(text)
 
 
-def _bytes(text: str) -> int:
+def parse_bytes(text: str) -> int:
+    """Errors: ValueError that says what it is not."""
     match = re.fullmatch(r"(\d+)([KMGT]?)(?:I?B)?", text.upper())
     if not match:
         raise ValueError("not a number of bytes, with K, M, G or T for multiples of 1024")
@@ -151,6 +152,27 @@ def _web_address(text: str) -> str:
     if not parts.hostname or parts.scheme not in (("https", "http") if is_here else ("https",)):
         raise ValueError("not the address of a server, with https unless it is on this machine")
     return text.rstrip("/")
+
+
+MAX_WORKERS = 16
+
+
+def _workers(text: str) -> tuple[str, ...]:
+    """``host:port,host:port``, as the tensor library takes them: names, and addresses of IPv4."""
+    workers = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for worker in workers:
+        host, _, port = worker.rpartition(":")
+        if "://" in worker:
+            raise ValueError(f"{worker!r} has a scheme, where only host:port belongs")
+        if ":" in host or "[" in worker:
+            raise ValueError(f"{worker!r} is an address of IPv6, which the tensor library does not connect to")
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", host):
+            raise ValueError(f"{worker!r} is not host:port")
+        if not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+            raise ValueError(f"the port of {worker!r} is not a number from 1 to 65535")
+    if len(workers) > MAX_WORKERS:
+        raise ValueError(f"more than {MAX_WORKERS} workers")
+    return workers
 
 
 def _origins(text: str) -> tuple[str, ...]:
@@ -230,20 +252,26 @@ class Settings:
         "tensor library: auto (compiled for this CPU, else prebuilt), compiled, prebuilt, or a path",
     )
     packed_cache: int = _setting(
-        "PUNA_PACKED_CACHE", _bytes, 32 << 30, "bytes on disk for packed weights, so that large models load at once (0: none)"
+        "PUNA_PACKED_CACHE",
+        parse_bytes,
+        32 << 30,
+        "bytes on disk for packed weights, so that large models load at once (0: none)",
+    )
+    rpc: tuple[str, ...] = _setting(
+        "PUNA_RPC", _workers, (), "other machines to compute on, as host:port,host:port; each runs puna rpc-worker"
     )
     flash_attention: bool = _setting("OLLAMA_FLASH_ATTENTION", _boolean, True, "compute attention in one fused operation")
     kv_cache_type: str = _setting("OLLAMA_KV_CACHE_TYPE", str, "f16", "type of the key/value cache: f16, q8_0 or q4_0")
     host_cache: int | None = _setting(
         "PUNA_HOST_CACHE",
-        _bytes,
+        parse_bytes,
         None,
         "memory of each model for prefixes that lose their place in its cache (unset: 1/16 of all)",
         former_name="PUNA_ATTIC",
     )
     image_cache: int = _setting(
         "PUNA_IMAGE_CACHE",
-        _bytes,
+        parse_bytes,
         256 << 20,
         "memory of each model for images that it has encoded, for those who send them again",
     )

@@ -324,7 +324,7 @@ class Device(Message, frozen=True):
 
     name: str  # as DeviceLayers and DeviceMemory name it
     library: str
-    kind: Literal["gpu", "igpu", "accel", "cpu"]  # igpu: its memory is the host's
+    kind: Literal["gpu", "igpu", "accel", "cpu", "rpc"]  # igpu: its memory is the host's; rpc: another machine's
     free: int
     total: int
     description: str = ""
@@ -337,6 +337,8 @@ class Discovery(Message, frozen=True):
     devices: list[Device]
     filters: dict[str, str] = {}  # environment variables that hide devices or change how they are seen
     error: str = ""  # why the devices could not be listed
+    workers: list[str] = []  # other machines that were asked for theirs, as host:port
+    lost: list[str] = []  # why some of them are not used
     physical_cores: int = 0
     threads: int = 0  # a good number of computing threads: control groups may grant less than the machine has
 

@@ -25,7 +25,7 @@ from tests import needs
 from tests.contract import c_headers
 from tests.contract.c_headers import Headers
 
-FILES = ("ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h", "gguf.h", "llama.h", "mtmd.h", "mtmd-helper.h")
+FILES = ("ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h", "ggml-rpc.h", "gguf.h", "llama.h", "mtmd.h", "mtmd-helper.h")
 COMPILED = needs.compiled_library()
 INCLUDE = COMPILED.include or Path()
 HEADERS = c_headers.read(INCLUDE, FILES)

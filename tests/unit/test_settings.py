@@ -138,3 +138,35 @@ def test_no_former_name_is_a_setting_of_today() -> None:
     former = [name for item in fields(Settings) if (name := item.metadata["former_name"])]
     assert former
     assert not {*names, *settings.ELSEWHERE, *settings.UNSUPPORTED} & set(former)
+
+
+def test_workers_are_names_and_ports() -> None:
+    found = settings.load({"PUNA_RPC": " box:50052 , 192.168.1.7:1,box:50052, a.example.org:65535 "})
+    assert found.rpc == ("box:50052", "192.168.1.7:1", "a.example.org:65535")
+    assert settings.load({}).rpc == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("box", "'box' is not host:port"),
+        (":50052", "':50052' is not host:port"),
+        ("box:", "the port of 'box:' is not a number from 1 to 65535"),
+        ("box:0", "the port of 'box:0' is not a number from 1 to 65535"),
+        ("box:65536", "the port of 'box:65536' is not a number from 1 to 65535"),
+        ("box:5e3", "the port of 'box:5e3' is not a number"),
+        ("box:\u0665\u0660", "is not a number from 1 to 65535"),
+        ("http://box:50052", "'http://box:50052' has a scheme, where only host:port belongs"),
+        ("[::1]:50052", "'[::1]:50052' is an address of IPv6"),
+        ("::1:50052", "'::1:50052' is an address of IPv6"),
+        ("box;reboot:1", "'box;reboot:1' is not host:port"),
+        ("box]:1", "'box]:1' is not host:port"),
+        ("-box:1", "'-box:1' is not host:port"),
+        ("good:1,bad", "'bad' is not host:port"),
+        (",".join(f"box{i}:1" for i in range(17)), "more than 16 workers"),
+    ],
+)
+def test_what_is_no_worker_is_refused_with_what_is_wrong(text: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert settings.load({"PUNA_RPC": text}).rpc == ()
+    assert said in caplog.text
+    assert "PUNA_RPC=" in caplog.text

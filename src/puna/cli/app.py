@@ -24,6 +24,7 @@ from puna.cli.ps import ps
 from puna.cli.pull import pull
 from puna.cli.push import push
 from puna.cli.rm import rm
+from puna.cli.rpc_worker import rpc_worker
 from puna.cli.run import run
 from puna.cli.search import search
 from puna.cli.serve import serve
@@ -104,5 +105,6 @@ app.command("stop")(stop)
 app.command("cp")(cp)
 app.command("rm")(rm)
 app.command("doctor")(doctor)
+app.command("rpc-worker")(rpc_worker)
 app.command("help")(help_topic)
 app.add_typer(native, name="native")

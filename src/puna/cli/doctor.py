@@ -40,7 +40,7 @@ _ORIGINS = {
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
-    """Check this installation: libraries, processor, memory, GPUs, store.
+    """Check this installation: libraries, processor, memory, GPUs, workers on other machines, store.
 
     Ends with exit status 1 when something does not work.
     """
@@ -86,7 +86,8 @@ def devices_report(command: Sequence[str]) -> dict[str, Any]:
     """What the tensor library can compute on beside the processor, searched for in a process of its own."""
     found = msgspec.to_builtins(discovery.look_once(command))
     gpus = [device for device in found["devices"] if device["kind"] in ("gpu", "igpu")]
-    return {"gpus": gpus, "filters": found["filters"], "error": found["error"]}
+    workers = [device for device in found["devices"] if device["kind"] == "rpc"]
+    return {"gpus": gpus, "workers": workers, "lost": found["lost"], "filters": found["filters"], "error": found["error"]}
 
 
 def store_report(models: Path) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def problems(report: Mapping[str, Any]) -> list[str]:
     if devices["error"]:
         return [str(devices["error"])]
     broken = [c for c in native["verdict"]["combinations"] if c["status"] == "broken"]
-    return [f"{c['tensor_type']} in {c['buffer_type']}: {c['reason']}" for c in broken]
+    return [*devices["lost"]] + [f"{c['tensor_type']} in {c['buffer_type']}: {c['reason']}" for c in broken]
 
 
 def render(report: Mapping[str, Any]) -> Iterator[str]:
@@ -181,6 +182,8 @@ def _device_rows(devices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"GPU {gpu['name']}", f"{gpu['description']} ({gpu['library']}{kind}{code}{driver}), {memory}"
     if not devices["gpus"]:
         yield "GPU", "none"
+    for worker in devices["workers"]:
+        yield worker["description"], f"{human_bytes(worker['total'])}, {human_bytes(worker['free'])} free"
     for name, value in devices["filters"].items():
         yield name, value or "(empty)"
 

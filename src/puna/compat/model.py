@@ -24,7 +24,7 @@ from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Limits
 from puna.kvcache.uncached import Uncached
 from puna.ml.backend import Use
-from puna.ml.ggml.devices import cpu, devices
+from puna.ml.ggml.devices import cpu, devices, join
 from puna.ml.ggml.weights import Weights
 from puna.native.decoder import MAX_DEVICES, MAX_SEQUENCES, Context, ContextOptions, Model, Placement
 from puna.native.llama import POOLING_TYPE_NONE, POOLING_TYPE_RANK, POOLING_TYPE_UNSPECIFIED
@@ -329,6 +329,7 @@ def _last_layers(layers: Sequence[DeviceLayers], n_layers: int) -> list[DeviceLa
 
 def _placement(layers: Sequence[DeviceLayers]) -> Placement:
     """Errors: LoadError for a device that is not there."""
+    join(part.device for part in layers)
     known = {device.name: device.address for device in devices()}
     unknown = [part.device for part in layers if part.device not in known]
     if unknown:

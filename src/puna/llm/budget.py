@@ -40,5 +40,6 @@ def available(gpus: Sequence[Device], host: Memory, held: Sequence[Held], *, is_
         if is_fresh:
             free = min(free, gpu.free)
         is_integrated = gpu.kind == "igpu"
-        found.append(GPU(gpu.name, gpu.library, min(free, free_host) if is_integrated else free, is_integrated))
+        room = min(free, free_host) if is_integrated else free
+        found.append(GPU(gpu.name, gpu.library, room, is_integrated, is_remote=gpu.kind == "rpc"))
     return Free(tuple(found), free_host, host.swap_free)

@@ -1,8 +1,9 @@
 """What models can be loaded on: the devices of this machine, found by a process that may crash or hang without harm.
 
-``Machine`` remembers them. Where there are GPUs their free memory is asked for again before each load; the memory of
-the host is read here. A driver that ends every process that opens the tensor library would end runners, too: where the
-search fails, and succeeds with drivers told to show nothing, runners are started that way.
+``Machine`` remembers them. Where there are GPUs their free memory is asked for again before each load, and so is that of
+workers on other machines, which come and go; the memory of the host is read here. A driver that ends every process that opens
+the tensor library would end runners, too: where the search fails, and succeeds with drivers told to show nothing, runners are
+started that way.
 """
 
 from __future__ import annotations
@@ -134,8 +135,13 @@ class Machine:
 
     @property
     def gpus(self) -> list[wire.Device] | None:
-        """As last seen; None before the first look."""
-        return None if self._found is None else [d for d in self._found.devices if d.kind in ("gpu", "igpu")]
+        """As last seen, those of workers on other machines included; None before the first look."""
+        return None if self._found is None else [d for d in self._found.devices if d.kind in ("gpu", "igpu", "rpc")]
+
+    @property
+    def lost(self) -> list[str]:
+        """Why workers on other machines are not used, as last seen."""
+        return self._found.lost if self._found else []
 
     async def look(self) -> wire.Discovery:
         """The devices, searched for once."""
@@ -145,6 +151,7 @@ class Machine:
                 self._found = await self._search()
                 self._looked_at = asyncio.get_running_loop().time()
                 log.info("%s", described(self._found, self.memory()))
+                _warn(self._found.lost)
                 if self._found.error:
                     what = "GPUs of CUDA, ROCm and Vulkan are not used" if self.environ else "no GPU will be used"
                     log.warning("%s: %s", what, self._found.error)
@@ -166,15 +173,16 @@ class Machine:
         return msgspec.structs.replace(rest, error=found.error, filters=own_filters)
 
     async def refresh(self) -> bool:
-        """Ask GPUs anew for their free memory; False when they did not tell."""
+        """Ask GPUs anew for their free memory, and look who of the workers is there; False when they did not tell."""
         known = await self.look()
-        if not self.gpus:
+        if not self.gpus and not known.workers:
             return True
         async with self._lock:
             found = await look(self._command, REFRESH_TIMEOUT_S, self.environ)
             if found.error:
                 log.warning("the free memory of GPUs is not known: %s", found.error)
                 return False
+            _warn([why for why in found.lost if why not in known.lost])
             self._found = msgspec.structs.replace(found, error=known.error, filters=known.filters)
             return True
 
@@ -184,6 +192,11 @@ class Machine:
 
     def memory(self) -> host.Memory:
         return host.memory()
+
+
+def _warn(lost: Sequence[str]) -> None:
+    for why in lost:
+        log.warning("%s", why)
 
 
 def described(found: wire.Discovery, memory: host.Memory) -> str:

@@ -15,21 +15,27 @@ from itertools import accumulate, combinations
 from puna.wire import DeviceLayers, MemoryReport
 
 _MIB = 1 << 20
-# Working memory of the driver that no report contains.
-_DRIVER_BYTES = {"Metal": 512 * _MIB, "MTL": 512 * _MIB}
+# Working memory of the driver that no report contains. A worker on another machine keeps it back by itself.
+_DRIVER_BYTES = {"Metal": 512 * _MIB, "MTL": 512 * _MIB, "RPC": 0}
 _DEFAULT_DRIVER_BYTES = 457 * _MIB
 
 # All subsets of so many GPUs are looked at; of more, only the largest ones together.
 _EXACT_UP_TO = 8
+_TIERS = ("discrete", "integrated", "remote")  # in the order in which they are filled
 _BALANCE_STEPS = 20  # halvings of the share of each GPU's memory: to one part in a million
 
 
 @dataclass(frozen=True)
 class GPU:
     name: str
-    library: str  # a model uses the GPUs of one library
+    library: str  # a model uses the GPUs of one library, and those of other machines
     free: int  # bytes
     is_integrated: bool = False  # its memory is the host's
+    is_remote: bool = False  # on another machine
+
+    @property
+    def tier(self) -> str:
+        return "remote" if self.is_remote else "integrated" if self.is_integrated else "discrete"
 
     @property
     def driver_bytes(self) -> int:
@@ -108,17 +114,18 @@ def fits(layout: Layout, gpus: Sequence[GPU], demand: Demand, policy: Policy, ba
 
 
 def place(gpus: Sequence[GPU], demand: Demand, policy: Policy, backoff: float = 0.0) -> Layout:
-    """As many layers as fit, or as were asked for, on the GPUs of the library that takes most.
+    """As many layers as fit, or as were asked for, on the GPUs of the library that takes most, and on other machines' devices.
 
     A number of layers that was asked for is placed even where it does not fit, unless the model must be there in full.
     """
     if n_requested(demand, policy) == 0:
         return Layout()
     main = gpus[policy.main_gpu] if policy.main_gpu is not None and 0 <= policy.main_gpu < len(gpus) else None
-    libraries = [main.library] if main else list(dict.fromkeys(gpu.library for gpu in gpus))
+    local = [main] if main and not main.is_remote else [gpu for gpu in gpus if not gpu.is_remote]
     best = Layout()
-    for library in libraries:
-        found = _place_on([gpu for gpu in gpus if gpu.library == library], main, demand, policy, backoff)
+    for library in dict.fromkeys(gpu.library for gpu in local or gpus):
+        usable = [gpu for gpu in gpus if gpu.is_remote or gpu.library == library]
+        found = _place_on(usable, main, demand, policy, backoff)
         if found.n_layers > best.n_layers:
             best = found
     return best
@@ -127,14 +134,15 @@ def place(gpus: Sequence[GPU], demand: Demand, policy: Policy, backoff: float = 
 def _place_on(gpus: Sequence[GPU], main: GPU | None, demand: Demand, policy: Policy, backoff: float) -> Layout:
     """Within one library."""
     is_forced = policy.num_gpu is not None
-    # What was asked for is asked of all GPUs alike; else an integrated one only takes what discrete ones cannot.
+    # What was asked for is asked of all GPUs alike; else an integrated one only takes what discrete ones cannot, and
+    # another machine what none here can.
     alike = is_forced or policy.spread
-    first = sorted(gpus, key=lambda g: (g is not main, g.is_integrated and not alike, -g.free, g.name))
+    first = sorted(gpus, key=lambda g: (g is not main, _TIERS.index(g.tier) if not alike else 0, -g.free, g.name))
     room = {gpu.name: capacity(gpu, demand, policy, backoff) for gpu in first}
     holder = next((gpu.name for gpu in first if demand.projector and room[gpu.name] >= demand.projector), "")
     if holder:
         room[holder] -= demand.projector
-    tiers = [first] if alike else [[g for g in first if not g.is_integrated], [g for g in first if g.is_integrated]]
+    tiers = [first] if alike else [[g for g in first if g.tier == tier] for tier in _TIERS]
     n = n_requested(demand, policy)
     stacks = [_Stack(demand.layers[:-1], n)]
     if n > demand.n_blocks:

@@ -29,12 +29,16 @@ from puna.errors import (
     PunaError,
     RunnerDied,
     UnsupportedModel,
+    WorkerLost,
+    WorkerUnreachable,
 )
 from puna.llm.channel import Channel, NonsenseError
 from puna.llm.early import Begun
 from puna.llm.oom import oom_kills
 from puna.llm.process import Attached, attach
 from puna.llm.stderr import Tail
+from puna.rpc.probe import ask_workers
+from puna.rpc.protocol import endpoint_of
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +67,10 @@ def command_for(model_path: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "puna", "runner", "--channel", "--model", str(model_path)]
 
 
+# As the tensor library says it before it ends the process.
+_LOST_CONNECTION = "Remote RPC server crashed"
+
+
 def error_from(failed: wire.Failed) -> PunaError:
     """The exception that stands for a failure a runner reported."""
     return _ERRORS_BY_STATUS.get(failed.status, PunaError)(failed.error)
@@ -70,6 +78,8 @@ def error_from(failed: wire.Failed) -> PunaError:
 
 class Runner:
     """One runner process. Made by ``start``; every method may be used by many tasks at once."""
+
+    has_lost_worker = False  # on another machine, and has ended for that
 
     def __init__(self, process: asyncio.subprocess.Process | Attached, channel: Channel) -> None:
         self._process = process
@@ -80,6 +90,7 @@ class Runner:
         self._was_ended = False  # by close, not by itself or by somebody else
         self._has_served = False
         self._stuck = ""  # why it was given up
+        self._workers: list[str] = []  # on other machines, which hold some of its layers
         self._has_model = False
         self._printed = asyncio.create_task(self._read_printed(), name=f"output of runner {process.pid}")
 
@@ -205,15 +216,18 @@ class Runner:
 
         Errors: as load, but a lack of memory is a reply.
         """
+        options = request.options
+        placed = [*(part.device for part in options.gpu_layers), options.projector_device]
+        self._workers = list(dict.fromkeys(filter(None, map(endpoint_of, placed))))
         try:
             async with asyncio.timeout(None if stall_timeout_s == float("inf") else stall_timeout_s):
                 return await self._ask("/load", request, wire.LoadReply)
         except TimeoutError as error:
             raise LoadError(f"timed out waiting for the runner to load the model{self._because()}") from error
 
-    async def health(self) -> wire.Health:
+    async def health(self, timeout_s: float = REQUEST_TIMEOUT_S) -> wire.Health:
         """Errors: RunnerDied when the runner does not answer."""
-        return await self._ask("/health", None, wire.Health, timeout_s=REQUEST_TIMEOUT_S)
+        return await self._ask("/health", None, wire.Health, timeout_s=timeout_s)
 
     async def occupancy(self) -> wire.Occupancy:
         """Errors: RunnerDied when the runner does not answer."""
@@ -353,11 +367,23 @@ class Runner:
         await self._reaped()
         if self._closing and not self.has_crashed:
             return RunnerDied("the model was unloaded, or the server is shutting down")
-        if self._stuck:
-            return RunnerDied(self._stuck)
-        if self._process.returncode is None:
+        if not self._stuck and self._process.returncode is None:
             return RunnerDied(f"an error was encountered while running the model: {cause}")
-        return RunnerDied(f"model runner has unexpectedly stopped ({self._how_it_ended()}){self._because()}")
+        said = self._stuck or f"model runner has unexpectedly stopped ({self._how_it_ended()}){self._because()}"
+        if lost := await self._lost_workers():
+            self.has_lost_worker = True
+            return WorkerLost(f"{lost}; {said}")
+        return RunnerDied(said)
+
+    async def _lost_workers(self) -> str:
+        """Which of those that held its layers are gone; empty where the runner ended for another reason."""
+        answers = await asyncio.to_thread(ask_workers, self._workers) if self._workers else {}
+        gone = [str(answer) for answer in answers.values() if isinstance(answer, WorkerUnreachable)]
+        if gone:
+            return f"the model was lost with some of its layers: {'; '.join(gone)}"
+        if self._workers and _LOST_CONNECTION in self._tail.reason:
+            return f"the model was lost with some of its layers: the connection to {' or '.join(self._workers)} has ended"
+        return ""
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode

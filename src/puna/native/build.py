@@ -38,6 +38,8 @@ AMX_CURE = "-fno-tree-dse -fno-dse"
 GCC_WITHOUT_AMX_BUG = 14
 TAIL_LINES = 30
 REPORT_EVERY_S = 15.0
+# What the library has only where it is asked for: devices on other machines, for a few seconds and 240 KiB.
+PARTS = ("-DGGML_RPC=ON",)
 TRIAL_TIMEOUT_S = 300.0
 NO_COMPILER = f"""no C++ compiler was found. Install one and run `{BUILD}` again:
   Debian, Ubuntu:  sudo apt install g++ make
@@ -91,10 +93,11 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:
 
 
 def build_environment(environ: Mapping[str, str], processor: cpu.Model, compiler: Compiler) -> dict[str, str]:
-    """The environment to compile in: the user's, with the cure for GCC's AMX bug where it would bite."""
+    """The environment to compile in: the user's, with PARTS, and the cure for GCC's AMX bug where it would bite."""
     changed = dict(environ)
     changed.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(_parallel_jobs()))  # make, unlike ninja, runs one job if not told
-    arguments = environ.get("CMAKE_ARGS", "")
+    arguments = " ".join([*PARTS, environ.get("CMAKE_ARGS", "")]).strip()  # of two wishes CMake takes the last, the user's
+    changed["CMAKE_ARGS"] = arguments
     has_bug = "amx_tile" in processor.flags and 0 < compiler.gcc_major < GCC_WITHOUT_AMX_BUG
     if has_bug and "CMAKE_CXX_FLAGS" not in arguments:
         # CMake reads CXXFLAGS only while CMAKE_CXX_FLAGS is not given.

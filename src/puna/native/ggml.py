@@ -207,6 +207,8 @@ SHORT = {
     "ggml_backend_dev_supports_buft": "b pp",
     "ggml_backend_reg_name": "s p",
     "ggml_backend_reg_get_proc_address": "p ps",
+    "ggml_backend_reg_dev_count": "z p",
+    "ggml_backend_reg_dev_get": "p pz",
     "ggml_backend_buft_name": "s p",
     "ggml_backend_buft_get_alignment": "z p",
     "ggml_backend_buft_get_alloc_size": "z pp",

@@ -49,7 +49,7 @@ def _native(status: str = "ok", reason: str = "", kind: str = "compiled") -> dic
 GPU = {"name": "G0", "library": "X", "kind": "igpu", "free": 3_000_000_000, "total": 8_000_000_000, "description": "A chip"}
 GPU |= {"capability": "", "driver": ""}
 KNOWN_GPU = {**GPU, "name": "G1", "kind": "gpu", "capability": "8.9", "driver": "12.4"}
-NO_DEVICES: dict[str, Any] = {"gpus": [], "filters": {}, "error": ""}
+NO_DEVICES: dict[str, Any] = {"gpus": [], "workers": [], "lost": [], "filters": {}, "error": ""}
 
 
 def _report(native: dict[str, Any], devices: dict[str, Any] = NO_DEVICES) -> dict[str, Any]:
@@ -120,10 +120,21 @@ def test_what_is_broken_is_named_with_its_reason() -> None:
     assert "Everything works" not in text
 
 
+def test_workers_on_other_machines_are_told_and_those_that_are_lost_are_a_problem() -> None:
+    worker = {"name": "RPC0[box:50052]", "kind": "rpc", "description": "RPC worker box:50052", "total": 8 << 30, "free": 4 << 30}
+    lost = "the RPC worker attic:50052 cannot be reached: Connection refused"
+    report = _report(_native(), devices={**NO_DEVICES, "workers": [worker], "lost": [lost]})
+    text = "".join(doctor.render(report))
+    assert re.search(r"^RPC worker box:50052 +8\.6 GB, 4\.3 GB free$", text, re.MULTILINE)
+    assert doctor.problems(report) == [lost]
+    assert lost in text
+
+
 def test_gpus_and_what_hides_them_are_told() -> None:
     text = "".join(doctor.render(_report(_native())))
     assert re.search(r"^GPU +none$", text, re.MULTILINE)
-    devices = {"gpus": [GPU, KNOWN_GPU], "filters": {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "1"}, "error": ""}
+    filters = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "1"}
+    devices = {**NO_DEVICES, "gpus": [GPU, KNOWN_GPU], "filters": filters}
     text = "".join(doctor.render(_report(_native(), devices)))
     assert re.search(r"^GPU G0 +A chip \(X, integrated\), 8 GB, 3 GB free$", text, re.MULTILINE)
     assert re.search(r"^GPU G1 +A chip \(X, compute 8\.9, driver 12\.4\), 8 GB, 3 GB free$", text, re.MULTILINE)

@@ -18,11 +18,16 @@ class FakeMachine(Machine):
     taken: Callable[[], dict[str, int]] = dict  # bytes by device, "CPU" for the host
     knows_gpus: bool = True  # whether they tell their free memory
     n_refreshed: int = 0
+    lost_workers: list[str] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)  # what other programs leave free on GPUs
 
     @property
     def gpus(self) -> list[wire.Device]:
         return self.devices
+
+    @property
+    def lost(self) -> list[str]:
+        return self.lost_workers
 
     async def look(self) -> wire.Discovery:
         return wire.Discovery(devices=self.devices)

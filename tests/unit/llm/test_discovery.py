@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -249,3 +251,46 @@ def test_the_line_in_the_log_has_what_the_driver_said() -> None:
 
 def test_a_failure_s_text_is_short() -> None:
     assert len(parse(1, b"", b"x" * 100_000).error) < 700
+
+
+def test_workers_are_asked_again_before_each_load_also_where_none_was_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where none was there. One that is lost is told once, and again when it was there meanwhile."""
+    note = tmp_path / "found"
+    command = program(f"print(open({str(note)!r}).read())")
+    worker = {"name": "RPC0[box:1]", "library": "RPC", "kind": "rpc", "free": 1, "total": 2}
+    gone = found(workers=["box:1"], lost=["box:1 is gone"])
+    there = found(workers=["box:1"], devices=[worker])
+
+    async def scenario() -> list[list[str]]:
+        machine, seen = Machine(command), []
+        for text in (gone, gone, there, gone):
+            note.write_text(text)
+            assert await machine.refresh()
+            seen.append([device.name for device in machine.gpus or []])
+        assert machine.lost == ["box:1 is gone"]
+        return seen
+
+    assert uvloop.run(scenario()) == [[], [], ["RPC0[box:1]"], []]
+    assert caplog.text.count("box:1 is gone") == 2
+
+
+def test_a_library_without_rpc_devices_says_what_to_do() -> None:
+    """The prebuilt one: the server goes on, and its log names the command."""
+    environ = {**os.environ, "PUNA_LIBRARY": "prebuilt", "PUNA_RPC": "127.0.0.1:1"}
+    done = subprocess.run(discovery.COMMAND, env=environ, capture_output=True, check=True, timeout=PATIENCE_S)
+    seen = parse(0, done.stdout, b"")
+    (lost,) = seen.lost
+    assert lost.startswith("PUNA_RPC has no effect: the tensor library (xllamacpp==")
+    assert lost.endswith("was built without RPC devices: `puna native build` compiles one that has them")
+    assert [device.kind for device in seen.devices if device.kind == "rpc"] == []
+
+
+def test_a_worker_needs_a_library_with_rpc_devices() -> None:
+    environ = {**os.environ, "PUNA_LIBRARY": "prebuilt"}
+    command = [sys.executable, "-m", "puna", "rpc-worker", "--port", "0"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert "was built without RPC devices: `puna native build`" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -39,6 +39,14 @@ A, B = gpu("A", 100), gpu("B", 100)
 IGPU = gpu("I", 100, is_integrated=True)
 
 
+def far(name: str, room: int) -> GPU:
+    """A worker's, which keeps nothing back: it has told what it lends."""
+    return GPU(name, "RPC", room * MIB, is_remote=True)
+
+
+FAR = far("F", 100)
+
+
 @pytest.mark.parametrize(
     ("gpus", "needs", "policy", "expected"),
     [
@@ -74,6 +82,20 @@ IGPU = gpu("I", 100, is_integrated=True)
         pytest.param([A], demand(10, 10, 10, 10, 10, A=80), Policy(), {"A": (2, 4)}, id="a graph takes its part"),
         pytest.param([A, B], demand(*[20] * 6, A=50, B=50), Policy(), {"A": (3, 5), "B": (1, 3)}, id="a graph on each"),
         pytest.param([A, B], demand(*[20] * 6, A=50), Policy(), {"A": (3, 5), "B": (1, 3)}, id="an unknown graph is as large"),
+        pytest.param([FAR], EQUAL, Policy(), {"F": (0, 5)}, id="another machine alone"),
+        pytest.param([far("F", 30), far("G", 20)], EQUAL, Policy(), {"F": (2, 5), "G": (0, 2)}, id="two other machines"),
+        pytest.param([far("F", 20), far("G", 10)], EQUAL, Policy(), {"F": (2, 4), "G": (1, 2)}, id="this machine keeps the rest"),
+        pytest.param([FAR, gpu("A", 50)], EQUAL, Policy(), {"A": (0, 5)}, id="a GPU here before another machine"),
+        pytest.param([FAR, IGPU], EQUAL, Policy(), {"I": (0, 5)}, id="an integrated one here before another machine"),
+        pytest.param([FAR, gpu("A", 20)], EQUAL, Policy(), {"A": (3, 5), "F": (0, 3)}, id="another machine takes what is left"),
+        pytest.param(
+            [far("F", 20), gpu("A", 20), gpu("B", 10, "Vulkan")],
+            EQUAL,
+            Policy(),
+            {"A": (2, 4), "F": (0, 2)},
+            id="beside the better of two libraries",
+        ),
+        pytest.param([FAR], EQUAL, Policy(num_gpu=2), {"F": (2, 4)}, id="so many on another machine"),
         pytest.param([IGPU], EQUAL, Policy(), {"I": (0, 5)}, id="integrated alone"),
         pytest.param([IGPU, gpu("A", 50)], EQUAL, Policy(), {"A": (0, 5)}, id="discrete before integrated"),
         pytest.param([IGPU, gpu("A", 20)], EQUAL, Policy(), {"A": (3, 5), "I": (0, 3)}, id="integrated takes what is left"),

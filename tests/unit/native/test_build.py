@@ -24,8 +24,19 @@ GCC_14 = Compiler("cc", "c++", 14, ("14.1.0", "14.1.0"))
 CLANG = Compiler("clang", "clang++", 0, ("Clang 16", "Clang 16"))
 
 
-def _arguments(environ: dict[str, str], cpu: Model = AMX, compiler: Compiler = GCC_12) -> str | None:
-    return building.build_environment(environ, cpu, compiler).get("CMAKE_ARGS")
+def _arguments(environ: dict[str, str], cpu: Model = AMX, compiler: Compiler = GCC_12) -> str:
+    """Beside those that every build gets."""
+    given, *rest = building.build_environment(environ, cpu, compiler)["CMAKE_ARGS"].split(" ", 1)
+    assert given == "-DGGML_RPC=ON"
+    return "".join(rest)
+
+
+def test_devices_on_other_machines_are_part_of_it_unless_the_user_wants_otherwise() -> None:
+    """Of two wishes CMake takes the last."""
+    assert (
+        building.build_environment({"CMAKE_ARGS": "-DGGML_RPC=OFF"}, PLAIN, GCC_14)["CMAKE_ARGS"]
+        == "-DGGML_RPC=ON -DGGML_RPC=OFF"
+    )
 
 
 def test_the_cure_is_given_where_the_bug_would_bite() -> None:
@@ -36,7 +47,7 @@ def test_the_cure_is_given_where_the_bug_would_bite() -> None:
 
 @pytest.mark.parametrize(("cpu", "compiler"), [(PLAIN, GCC_12), (AMX, GCC_14), (AMX, CLANG)])
 def test_elsewhere_the_build_is_left_alone(cpu: Model, compiler: Compiler) -> None:
-    assert _arguments({}, cpu, compiler) is None
+    assert _arguments({}, cpu, compiler) == ""
     assert _arguments({"CMAKE_ARGS": "-DX=1"}, cpu, compiler) == "-DX=1"
 
 
@@ -101,7 +112,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "import json, os, sys, zipfile\n"
         f"open({str(tmp_path / 'calls')!r}, 'a').write(json.dumps([sys.argv[1:], os.environ.get('CMAKE_ARGS')]) + chr(10))\n"
         "print('[ 12%] Building'); print('[3/4] Building', flush=True)\n"
-        "if os.environ.get('CMAKE_ARGS') == 'wrong': sys.exit('error: wrong')\n"
+        "if 'wrong' in os.environ.get('CMAKE_ARGS', ''): sys.exit('error: wrong')\n"
         "folder = sys.argv[sys.argv.index('--wheel-dir') + 1]\n"
         f"with zipfile.ZipFile(folder + '/built.whl', 'w') as wheel:\n    for name in {names!r}: wheel.writestr(name, name)\n"
     )

@@ -281,7 +281,7 @@ def watched(engine: Simulation) -> str:
     class Watched:
         is_alive = True
 
-        async def health(self) -> Health:
+        async def health(self, timeout_s: float = 0) -> Health:
             return engine.engine.health()
 
     runner: Any = Watched()

@@ -32,7 +32,7 @@ def test_nothing_else_is_installed() -> None:
 
 def test_the_page_names_every_command_option_and_setting() -> None:
     page = manual.man_page().replace("\\-", "-")
-    sections = set(re.findall(r"^\.SS puna ([a-z]+(?: [a-z]+)?)", page, re.MULTILINE))
+    sections = set(re.findall(r"^\.SS puna ([a-z-]+(?: [a-z]+)?)", page, re.MULTILINE))
     assert sections == set(manual.commands()) >= {"run", "serve", "doctor", "native build"}
     assert {"--keepalive VALUE", "--truncate, --no-truncate", "--json"} <= set(re.findall(r"^\.B (--.*)$", page, re.MULTILINE))
     assert "private-server" not in page
@@ -62,7 +62,7 @@ def test_bash_completes_commands_with_the_installed_file(tmp_path: Path) -> None
 
 def test_help_lists_topics_and_explains_each() -> None:
     listed = _help().stdout
-    topics = re.findall(r"^  (\w+)", listed, re.MULTILINE)
+    topics = re.findall(r"^  ([\w-]+)", listed, re.MULTILINE)
     assert set(topics) >= {*(name.split()[0] for name in manual.commands()), "environment", "files", "status"}
     assert "OLLAMA_KV_CACHE_TYPE" in _help("environment").stdout
     assert "~/.ollama/models" in _help("files").stdout

@@ -17,7 +17,7 @@ from puna.gguf.types import TensorType
 from puna.ml.backend import LowRank, Use
 from puna.ml.ggml.adapters import Adapters
 from puna.ml.ggml.attention import Attention, fused, stepwise
-from puna.ml.ggml.devices import Device, cpu, devices
+from puna.ml.ggml.devices import Device, cpu, devices, join
 from puna.ml.ggml.graph import GGMLContext
 from puna.ml.ggml.joined import parts_of
 from puna.ml.ggml.own_attention import OwnAttention
@@ -92,6 +92,7 @@ class GGMLBackend:
 
     def _assign(self, layers: Sequence[DeviceLayers]) -> list[Device]:
         """The device of each layer, the output last."""
+        join(part.device for part in layers)
         assignment = [cpu()] * (self.n_layers + 1)
         known = {d.name: d for d in devices()}
         for part in layers:

@@ -1,13 +1,21 @@
-"""The devices that ggml sees in this process, and the kinds of memory each offers for weights."""
+"""The devices that ggml sees in this process, and the kinds of memory each offers for weights.
+
+Those of other machines are there once they are joined: the library then holds a connection to their worker, and ends the process
+where that breaks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 
 from puna.native import structs
 from puna.native.ggml import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, ggml
 from puna.native.pages import ask_for_huge
+from puna.native.rpc import connected
+from puna.rpc.probe import ask_worker
+from puna.rpc.protocol import endpoint_of
 
 
 @dataclass(frozen=True)
@@ -59,16 +67,38 @@ def _device(address: int) -> Device:
     )
 
 
-@cache
+_ORDER = {DEVICE_TYPE_GPU: 0, DEVICE_TYPE_IGPU: 1, DEVICE_TYPE_ACCEL: 2, DEVICE_TYPE_CPU: 3}
+_joined: dict[str, list[Device]] = {}  # by worker
+
+
 def devices() -> tuple[Device, ...]:
+    """Those of this machine, and of the workers that were joined; the CPU is the last."""
+    found = [*_own(), *(device for worker in _joined.values() for device in worker)]
+    return tuple(sorted(found, key=lambda d: _ORDER[d.kind]))
+
+
+@cache
+def _own() -> tuple[Device, ...]:
     g = ggml()
     found = [_device(g.ggml_backend_dev_get(i)) for i in range(g.ggml_backend_dev_count())]
-    order = {DEVICE_TYPE_GPU: 0, DEVICE_TYPE_IGPU: 1, DEVICE_TYPE_ACCEL: 2, DEVICE_TYPE_CPU: 3}
-    return tuple(sorted((d for d in found if d.kind in order), key=lambda d: order[d.kind]))
+    return tuple(d for d in found if d.kind in _ORDER)
+
+
+def join(names: Iterable[str]) -> None:
+    """Connect to the workers whose devices are among *names*, once per process.
+
+    Errors: WorkerUnreachable, LoadError; NativeLibraryError where the library has no RPC devices.
+    """
+    for endpoint in dict.fromkeys(filter(None, map(endpoint_of, names))):
+        if endpoint not in _joined:
+            ask_worker(endpoint)
+            found = [_device(address) for address in connected(endpoint)]
+            # The library numbers the devices of all workers as it meets them; the name of their memory stays.
+            _joined[endpoint] = [replace(device, name=device.plain.name) for device in found]
 
 
 def cpu() -> Device:
-    return next(d for d in devices() if d.is_cpu)
+    return next(d for d in _own() if d.is_cpu)
 
 
 def widen_pages(buffer: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from puna.compat.eyes import LlamaEyes
 from puna.compat.trial import tried
 from puna.gguf.reader import GGUFFile
-from puna.ml.ggml.devices import devices
+from puna.ml.ggml.devices import devices, join
 from puna.vision.images.decoders import Decoders
 from puna.wire import DeviceMemory, LoadOptions, MemoryReport
 
@@ -37,6 +37,7 @@ class LibmtmdEyes:
         self.backend = _Whole()
         self.n_together = self.vision.facts.n_together
         self._n_threads = n_threads
+        join([options.projector_device])
         self._device = next((device for device in devices() if device.name == options.projector_device), None)
         self._weight_bytes = sum(tensor.n_bytes for tensor in projector.tensors.values())
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
-from puna.errors import NativeLibraryError
+from puna import settings
+from puna.errors import NativeLibraryError, WorkerUnreachable
 from puna.host import usable_cores
 from puna.ml.ggml.devices import Device, devices
 from puna.native import cpu, drivers, structs
 from puna.native.ggml import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU, ggml
+from puna.native.rpc import rpc
+from puna.rpc.probe import ask_workers
+from puna.rpc.protocol import device_name
 from puna.wire import Device as FoundDevice
 from puna.wire import Discovery, encode
 
@@ -40,7 +45,37 @@ def discover() -> Discovery:
         found, error = [_describe(device) for device in devices()], ""
     except NativeLibraryError as failure:
         found, error = [], str(failure)
-    return Discovery(devices=found, filters=filters, error=error, physical_cores=cpu.physical_cores(), threads=threads)
+    workers = list(settings.load().rpc)
+    remote, lost = ([], []) if error else _ask(workers)
+    return Discovery(
+        devices=[*found, *remote],
+        filters=filters,
+        error=error,
+        workers=workers,
+        lost=lost,
+        physical_cores=cpu.physical_cores(),
+        threads=threads,
+    )
+
+
+def _ask(workers: Sequence[str]) -> tuple[list[FoundDevice], list[str]]:
+    """The devices of other machines, and why there are none of some."""
+    if not workers:
+        return [], []
+    try:
+        rpc()
+    except NativeLibraryError as error:
+        return [], [f"PUNA_RPC has no effect: {error}"]
+    found, lost = [], []
+    for worker, answer in ask_workers(workers).items():
+        if isinstance(answer, WorkerUnreachable):
+            lost.append(str(answer))
+            continue
+        for index, memory in enumerate(answer):
+            name = device_name(worker, index)
+            facts = {"library": "RPC", "description": f"RPC worker {worker}", "id": name}
+            found.append(FoundDevice(name=name, kind="rpc", free=memory.free, total=memory.total, **facts))
+    return found, lost
 
 
 def _describe(device: Device) -> FoundDevice:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from puna import wire
-from puna.errors import OutOfMemory, RunnerDied
+from puna.errors import OutOfMemory, RunnerDied, WorkerLost
 from puna.llm.budget import Held, available
 from puna.llm.discovery import Machine
 from puna.llm.fitting import Free, NoRoomOnGPUs, negotiate
@@ -62,6 +62,7 @@ class Admission:
             while True:
                 is_fresh = await self.machine.refresh()
                 gpus = [gpu for gpu in self.machine.gpus or [] if gpu.library not in without]
+                gpu_bytes = sum(gpu.total for gpu in gpus if gpu.kind != "rpc")
                 free = available(gpus, self.machine.memory(), others.held(), is_fresh=is_fresh)
                 policy = Policy(
                     requirements.num_gpu,
@@ -72,11 +73,11 @@ class Admission:
                     without_swap=others.may_go(False),
                 )
                 try:
-                    return await self._in_the_largest_context(runner, requirements, free, policy, sum(gpu.total for gpu in gpus))
+                    return await self._in_the_largest_context(runner, requirements, free, policy, gpu_bytes)
                 except OutOfMemory as error:
                     lacks_gpus = isinstance(error, NoRoomOnGPUs)
                     if not (policy.must_be_full if lacks_gpus else policy.without_swap):
-                        raise
+                        raise type(error)("; ".join([str(error), *self.machine.lost])) from error
                     log.info("%s; other models make room", error)
                 except RunnerDied:
                     if not is_fresh:  # what ended the search may have ended the runner
@@ -97,8 +98,10 @@ class Admission:
     async def suspect(self, model_path: Path, runner: Runner, reply: wire.LoadReply) -> None:
         """Judge a runner that has ended: were its GPUs why it never answered anything?"""
         used = gpus_of(reply)
-        if used and not runner.has_served and await has_crashed_by_itself(runner):
+        if used and not runner.has_served and not runner.has_lost_worker and await has_crashed_by_itself(runner):
             libraries = self._libraries(used)
+            if not libraries:
+                return
             self.quarantine.add(libraries, model_path)
             log.warning(
                 "the runner of %s has crashed on %s before it had answered anything: for %g minutes it is loaded without GPUs "
@@ -118,13 +121,16 @@ class Admission:
         return next((index for index, gpu in enumerate(usable) if gpu.name == main), None)
 
     def _libraries(self, devices: Collection[str]) -> set[str]:
-        return {gpu.library for gpu in self.machine.gpus or [] if gpu.name in devices}
+        """Whose drivers may be to blame: a worker on another machine that is lost is none of them."""
+        return {gpu.library for gpu in self.machine.gpus or [] if gpu.name in devices and gpu.kind != "rpc"}
 
     @asynccontextmanager
     async def _blaming(self, runner: Runner, devices: Collection[str]) -> AsyncGenerator[None, None]:
         """The end of a runner that has layers on GPUs is told as theirs."""
         try:
             yield
+        except WorkerLost:
+            raise  # the next search finds it gone
         except RunnerDied as error:
             if devices and await has_crashed_by_itself(runner):
                 raise CrashedOnGPUs(str(error), devices, self._libraries(devices)) from error

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from puna import wire
@@ -443,3 +444,30 @@ def test_who_asks_for_a_context_or_for_no_gpu_gets_what_was_asked_for(wanted: di
 
 def test_a_context_of_the_settings_is_not_automatic() -> None:
     assert load_requirements(Options(), Settings(context_length=5000)).contexts(80 * GIB) == [5000]
+
+
+def test_what_does_not_fit_without_a_lost_worker_says_so() -> None:
+    async def scenario(world: World) -> None:
+        sized(world, 1, a=4)
+        world.machine.lost_workers = ["the RPC worker box:50052 cannot be reached: No route to host"]
+        with pytest.raises(
+            OutOfMemory, match=r"^model requires more system memory .*; the RPC worker box:50052 cannot be reached: No"
+        ):
+            await world.touch(A)
+
+    play(scenario)
+
+
+def test_memory_of_other_machines_makes_no_context_longer() -> None:
+    """It is for layers; a context that nobody asked for is by the GPUs here."""
+
+    async def scenario(world: World) -> None:
+        sized(world, 100, a=2)
+        world.machine.devices = [msgspec.structs.replace(gpu("RPC0[box:1]", 200 * GIB, library="RPC"), kind="rpc")]
+        await world.touch(A, automatic(1 << 20))
+        (running,) = world.scheduler.models.running()
+        assert running.n_ctx == 4096
+        assert running.memory is not None
+        assert running.memory.on_gpus > 0
+
+    play(scenario)

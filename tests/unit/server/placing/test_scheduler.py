@@ -84,7 +84,7 @@ class StubRunner(Runner):
         if error := self.world.errors.get(self.path.name):
             raise error
 
-    async def health(self) -> wire.Health:
+    async def health(self, timeout_s: float = 0) -> wire.Health:
         return wire.Health(status="ready")
 
     async def close(self) -> None:
