@@ -15,7 +15,7 @@ import pytest
 
 from puna.store.recipe import Recipe
 from tests.contract.test_embed_routes import Serving
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 from tests.unit.server.live import Live
 
@@ -44,7 +44,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def client_of(server: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=PATIENCE_S)
 
 
 @pytest.fixture

@@ -205,12 +205,12 @@ TEN_MB = 10 * 1024 * 1024
     ids=lambda value: value if isinstance(value, str) and len(value) < 50 else "",
 )
 def test_sizes(live: Serving, path: str, field: str, value: Any) -> None:
-    check(live.client.post(path, content=json.dumps({**BODIES[path], field: value}).encode(), timeout=60))
+    check(live.client.post(path, content=json.dumps({**BODIES[path], field: value}).encode(), timeout=PATIENCE_S))
 
 
 def test_small_requests_do_not_wait_for_huge_ones(live: Serving) -> None:
     body = json.dumps({**BODIES["/api/generate"], "prompt": "word " * (TEN_MB // 5)}).encode()
-    with httpx.Client(base_url=live.url, timeout=60) as other:
+    with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as other:
         worker = threading.Thread(target=lambda: other.post("/api/generate", content=body))
         worker.start()
         slowest = 0.0
@@ -220,7 +220,7 @@ def test_small_requests_do_not_wait_for_huge_ones(live: Serving) -> None:
             slowest = max(slowest, time.monotonic() - begin)
             time.sleep(0.01)
         worker.join()
-    assert slowest < 10
+    assert slowest < PATIENCE_S / 4
 
 
 def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(live: Serving) -> None:

@@ -194,7 +194,7 @@ def test_a_client_that_leaves_frees_the_runner(forced: Server, llama: str) -> No
             stream.__exit__(None, None, None)
     begin = time.monotonic()
     forced.chat(llama, "hello", options={**GREEDY, "num_predict": 1})
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < PATIENCE_S / 4  # those who left had asked for minutes
 
 
 EMBEDDERS: dict[str, dict[str, Any]] = {

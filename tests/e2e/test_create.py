@@ -23,7 +23,7 @@ from tests.hf import hf_config, hf_tensors, write_checkpoint
 from tests.lora import write_lora
 from tests.minilm import NumpyBert, unpack_checkpoint
 from tests.oracle import Oracle
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 
 # A sentence, the same said otherwise, and a sentence about something else that shares its words or its form.
@@ -126,7 +126,7 @@ def test_full_size_weights_become_small_ones(server: Server, tmp_path: Path) -> 
     assert answer(server, "small")  # its logits are compared with libllama's in tests/parity/test_quantise.py
     environ = {**os.environ, "OLLAMA_HOST": server.url}
     shown = subprocess.run(
-        [sys.executable, "-m", "puna", "show", "small"], env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "puna", "show", "small"], env=environ, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert "quantization        Q4_K_M" in shown.stdout
     with ollama.Client(server.url) as client:

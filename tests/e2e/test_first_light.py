@@ -194,7 +194,7 @@ def test_official_clients(server: Server, model: str) -> None:
     native = ollama.Client(host=server.url)
     content = native.chat(model, [{"role": "user", "content": "hello"}], options=GREEDY).message.content
     native._client.close()
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", timeout=60) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", timeout=PATIENCE_S) as client:
         reply = client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": "hello"}],

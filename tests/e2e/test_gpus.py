@@ -85,7 +85,7 @@ def serving(folder: Path, gpus: str, *, engine: str = "1", **given: Any) -> Iter
         thread = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listener])))
         thread.start()
         try:
-            with httpx.Client(base_url=settings.host.url, timeout=60) as client:
+            with httpx.Client(base_url=settings.host.url, timeout=PATIENCE_S) as client:
                 yield Place(client)
         finally:
             server.should_exit = True

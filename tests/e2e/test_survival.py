@@ -59,7 +59,7 @@ class Stream:
 
     def _read(self) -> None:
         try:
-            with httpx.stream("POST", f"{self._url}/api/generate", json=self._body, timeout=60) as response:
+            with httpx.stream("POST", f"{self._url}/api/generate", json=self._body, timeout=PATIENCE_S) as response:
                 rest = b""
                 for data in response.iter_bytes():
                     *lines, rest = (rest + data).split(b"\n")
@@ -161,7 +161,9 @@ class Deadly:
 
     def ask(self, model: Path) -> dict[str, Any]:
         body = {"model": str(model), "prompt": "the old fox is by the river", "options": {**ENDLESS, "num_predict": 4}}
-        answer: dict[str, Any] = httpx.post(f"{self.server.url}/api/generate", json={**body, "stream": False}, timeout=60).json()
+        answer: dict[str, Any] = httpx.post(
+            f"{self.server.url}/api/generate", json={**body, "stream": False}, timeout=PATIENCE_S
+        ).json()
         return answer
 
     def crashes_in_a_row(self) -> list[int]:
@@ -172,7 +174,7 @@ class Deadly:
 
     def unload_all(self) -> None:
         for model in httpx.get(f"{self.server.url}/api/ps").json()["models"]:
-            httpx.post(f"{self.server.url}/api/generate", json={"model": model["name"], "keep_alive": 0}, timeout=60)
+            httpx.post(f"{self.server.url}/api/generate", json={"model": model["name"], "keep_alive": 0}, timeout=PATIENCE_S)
         deadline = time.monotonic() + PATIENCE_S
         while self.server.look():
             assert time.monotonic() < deadline

@@ -16,6 +16,7 @@ from puna.native import providers
 from puna.native.build import BuildError, Compiler
 from puna.native.cpu import Model
 from puna.native.providers import build_home, chosen
+from tests.patience import PATIENCE_S
 
 PLAIN = Model("Example CPU", frozenset({"avx2", "avx512f"}))
 AMX = Model("Example CPU", frozenset({"avx2", "amx_tile", "amx_int8"}))
@@ -211,7 +212,7 @@ def test_how_far_a_compilation_is_comes_from_its_output(calls: Path) -> None:
 def test_the_command_ends_with_the_reason_and_doctor_knows_it(calls: Path) -> None:
     environ = {**os.environ, "PATH": str(calls.parent / "empty"), "CC": "", "CXX": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "puna.native.build"], env=environ, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "puna.native.build"], env=environ, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert done.returncode == 1
     assert "no C++ compiler was found" in done.stderr

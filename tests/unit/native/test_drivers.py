@@ -15,6 +15,7 @@ from puna.llm.discovery import look, look_once
 from puna.native import drivers
 from puna.native.drivers import CUDA, DriverError, Facts, amd_facts
 from tests import needs
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 PLACE = "0000:c1:00"
@@ -45,7 +46,7 @@ def build(folder: Path, *functions: str) -> Path:
     source.write_text("#include <signal.h>\n#include <string.h>\n#include <unistd.h>\n" + "\n".join(functions) + "\n")
     library = folder / drivers.CUDA_LIBRARY
     built = subprocess.run(
-        [compiler, "-shared", "-fPIC", source, "-o", library], capture_output=True, text=True, check=False, timeout=60
+        [compiler, "-shared", "-fPIC", source, "-o", library], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert built.returncode == 0, built.stderr
     return library

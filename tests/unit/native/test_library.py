@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from puna.native.library import SPIN_COUNT, opened
+from tests.patience import PATIENCE_S
 
 OPEN = [sys.executable, "-c", "import numpy\nfrom puna.native.ggml import ggml\nggml()"]
 
@@ -18,7 +19,12 @@ def told_spin_count(**environ: str) -> str | None:
     """What OpenMP says it was told, by the report that it prints when it starts; None where the library has no OpenMP."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     done = subprocess.run(
-        OPEN, env={**inherited, "OMP_DISPLAY_ENV": "VERBOSE", **environ}, capture_output=True, text=True, check=True, timeout=60
+        OPEN,
+        env={**inherited, "OMP_DISPLAY_ENV": "VERBOSE", **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     found = re.search(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr)
     return found.group(1) if found else None

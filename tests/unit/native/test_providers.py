@@ -17,6 +17,7 @@ from puna.native.library import Functions, Opened, opened
 from puna.native.llama import LONG, SHORT, llama, llama_context_params, structs_of
 from puna.native.providers import Provider, build_home, chosen
 from puna.native.signature import declare
+from tests.patience import PATIENCE_S
 
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 
@@ -203,7 +204,7 @@ def test_a_library_that_cannot_be_used_is_reported_with_its_reason(tmp_path: Pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     assert f"error: the tensor library ({file}) cannot be opened: " in done.stdout

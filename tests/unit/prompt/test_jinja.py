@@ -9,6 +9,7 @@ import pytest
 from puna.errors import TemplateError
 from puna.prompt import jinja
 from puna.prompt.limits import MAX_TEMPLATE_CHARS, Budget
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_hostile_templates_end_with_an_error(template: str) -> None:
     begin = time.monotonic()
     with pytest.raises(TemplateError):
         jinja.render(template, {})
-    assert time.monotonic() - begin < 20  # the limit is 5 s; the rest is for busy machines
+    assert time.monotonic() - begin < PATIENCE_S / 2  # the limit is 5 s
 
 
 def test_comparisons_count_as_steps() -> None:

@@ -5,13 +5,16 @@ import sys
 from pathlib import Path
 
 import puna.store
+from tests.patience import PATIENCE_S
 
 MAX_FILES = 10
 
 
 def test_the_folder_of_models_needs_neither_sources_nor_creating() -> None:
     code = "import sys, puna.store.folder; print(*(name for name in sys.modules if name.startswith('puna.store.')))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    ).stdout.split()
     assert "puna.store.folder" in loaded
     assert not [name for name in loaded if name.startswith(("puna.store.sources", "puna.store.creating"))]
 

@@ -416,5 +416,7 @@ def test_a_spare_has_imported_all_that_a_load_uses(tmp_path: Path) -> None:
         "print(sorted(m for m in set(sys.modules) - known if not m.startswith('encodings')))\n"
     )
     model = write_llama(tmp_path / "tiny.gguf", n_layers=1)
-    done = subprocess.run([sys.executable, "-c", code, model], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, model], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert done.stdout.strip() == "[]", done.stderr

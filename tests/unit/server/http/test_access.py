@@ -213,7 +213,7 @@ def test_the_command_line_knows_the_file_of_keys(tmp_path: Path) -> None:
     environ = {"OLLAMA_MODELS": str(tmp_path), "HOME": str(tmp_path), "OLLAMA_HOST": "127.0.0.1:1"}
     environ["PUNA_API_KEYS_FILE"] = str(tmp_path / "keys")
     done = subprocess.run(
-        [sys.executable, "-m", "puna", "list", "--json"], env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "puna", "list", "--json"], env=environ, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stderr) == (0, "")
 
