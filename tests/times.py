@@ -1,8 +1,8 @@
 """What the files of tests cost: processor time with all processes that they start, whatever else the machine does meanwhile.
 
-``make test-all ARGS="-p tests.times"`` shows it, the most expensive file first, and keeps it in ``times.txt``, by which later
-runs order them: a file belongs to one worker, and one that takes long must not begin last. Time of a process counts when
-somebody waited for it.
+``pytest -p tests.times`` shows it, the most expensive file first. Of files that were run as a whole, as by
+``make test-all ARGS="-p tests.times"``, it is kept in ``times.txt``, by which later runs order them: a file belongs to one
+worker, and one that takes long must not begin last. Time of a process counts when somebody waited for it.
 """
 
 from __future__ import annotations
@@ -80,5 +80,5 @@ class _Table:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Meter())
     if not hasattr(config, "workerinput"):
-        some = config.option.keyword or any("::" in argument for argument in config.args)
+        some = config.option.keyword or config.option.markexpr or any("::" in argument for argument in config.args)
         config.pluginmanager.register(_Table(ran_whole_files=not some))
