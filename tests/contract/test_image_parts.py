@@ -123,6 +123,15 @@ def test_rows_of_a_layer_give_what_the_whole_gives(most: int, opened: Opened) ->
         assert difference(course.rows, whole(opened, piece)) <= WORST
 
 
+def test_images_of_other_sizes_one_after_another(opened: Opened) -> None:
+    """Parts of as many rows have as much to compute, but who sees whom is told by arrays that are as large as the image."""
+    for width, height in ((64, 64), (300, 90), (640, 512), (90, 330), (672, 672)):
+        (piece, *_) = opened.vision.prepare(picture(width, height)).pieces
+        course = Course(opened.encoder, piece)
+        while course.layer < 2:
+            advance(course, 1)
+
+
 def test_a_layer_in_parts_between_whole_ones(opened: Opened) -> None:
     for piece in pieces(opened):
         course, n = Course(opened.encoder, piece), 0

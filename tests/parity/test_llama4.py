@@ -43,3 +43,17 @@ def test_a_chunk_ends_what_a_row_sees(tmp_path: Path) -> None:
         seen = puna.decode(ids, range(CHUNK - 40, CHUNK + 20), [0] * 60, range(60))[40:].copy()
         alone = puna.decode(ids[40:], range(CHUNK, CHUNK + 20), [1] * 20, range(20))
         assert np.abs(seen - alone).max() <= SCALE * np.abs(alone).max()
+
+
+def test_more_keys_move_than_before_in_layers_without_positions(tmp_path: Path) -> None:
+    """They turn by nothing, and what says how far is then an input that no operation has, and larger the second time."""
+    path = write_llama4(tmp_path / "m.gguf", seed=5)
+    with PunaEngine(path, n_ctx=1024) as puna:
+        for n in (40, 200, 600):
+            puna.forget(0)
+            ids = tokens(n, 1, puna.n_vocab)
+            puna.decode(ids, range(n), [0] * n, [n - 1])
+            puna.cache.remove(0, 4, 20)
+            puna.cache.check_integrity()
+            assert puna.cache.length(0) == n - 16
+            assert np.isfinite(puna.decode([7], [n - 16], [0], [0])).all()

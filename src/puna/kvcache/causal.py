@@ -457,7 +457,9 @@ class CausalCache:
         width = self._turns[0]
         turned_by = text_axes(changes) if self._has_axes else changes
         turns = ctx.input(DType.I32, turned_by.size)
-        ctx.forward(turns)  # gets memory, even where no layer turns its keys
+        # Gets memory, even where no layer turns its keys: of an input that no operation has, the library would not see that it
+        # is larger than in the graph before.
+        ctx.forward(turns.view((1,), (), 0))
         for layer, (pool, *_) in self._pools.items():
             n_heads, dim = self._n_kv_heads[layer], self._dims[0]
             strides = (row_bytes(self._dtype, dim), row_bytes(self._dtype, dim * n_heads))

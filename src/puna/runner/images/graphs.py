@@ -218,7 +218,9 @@ class GraphEncoder:
         for result in results:
             ctx.output(result)
         for tensor in (*(tensor for tensor, _ in given), *inputs.made.values()):
-            ctx.forward(tensor)  # gets memory, even where nothing depends on it
+            # Gets memory, even where nothing depends on it: of an input that no operation has, the library would not see that
+            # it is larger than in the graph before.
+            ctx.forward(tensor.view((1,), (), 0))
         return given, inputs, results
 
     def _read(self, ctx: Context, tensor: Tensor) -> Array:
