@@ -48,7 +48,7 @@ FILES: dict[str, tuple[str, Callable[[], Path]]] = {
     "1b": ("Llama 1B shape, Q4_K_M", models.llama_1b),
     "smollm2": ("SmolLM2-135M Q4_1", models.smollm2),
     **{
-        kind.name.lower(): (f"Llama 1B shape, {kind.name}", partial(models.llama_1b, kind))
+        kind.name.lower(): (f"A quarter of the Llama 1B shape, {kind.name}", partial(models.llama_1b, kind, share=4))
         for kind in (TensorType.Q8_0, TensorType.Q4_0, TensorType.Q6_K, TensorType.F16)
     },
 }

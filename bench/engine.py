@@ -164,7 +164,7 @@ def races(cases: list[Case], name: str, contenders: tuple[Engine, Engine], turns
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=6, help="turns of each contender per row (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=4, help="turns of each contender per row (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", choices=("smollm2", "1b"), action="append", help="only this model; may be repeated")
     parser.add_argument(

@@ -13,6 +13,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -37,14 +38,25 @@ from puna.native.log import route_to_logging
 
 SHAPES = {"q4_1": (576, 1536)}  # of a small model; of the others:
 SHAPE = (2048, 8192)
+FORMATS = ("q4_K", "q6_K", "q8_0", "q5_0", "q4_0", "q4_1", "f16")  # what files are made of most
+FEW_TOKENS = (1, 2, 4, 7, 8, 16, 17, 33, 128)
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 64, 128, 512)
 N_EXPERTS, N_USED, EXPERT_SHAPE = 64, 8, (2048, 768)
 EXPERT_FORMATS = ("q4_K", "q8_0", "mxfp4")
+FEW_OF_EXPERTS = (1, 8, 32, 128)
 EXPERT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 STACKS = ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight")
 WEIGHT_BYTES = 200 << 20
 READ_BYTES = 8 << 20
-MOST_PER_STEP = 4e9  # multiply-adds of one sample
+MOST_PER_STEP = 2e9  # multiply-adds of one sample
+
+
+@dataclass
+class Clock:
+    now: Callable[[], float] = time.perf_counter
+
+
+clock = Clock()
 
 
 @dataclass
@@ -64,10 +76,11 @@ def best_of(n_threads: int, seconds: float, work: Any) -> float:
     """The most units a second that so many threads do together, of samples as short as *work* is."""
     best, end = 0.0, time.perf_counter() + seconds
     with ThreadPoolExecutor(n_threads) as pool:
+        together = map if n_threads == 1 else pool.map
         while time.perf_counter() < end:
-            begin = time.perf_counter()
-            units = sum(pool.map(work, range(n_threads)))
-            best = max(best, units / (time.perf_counter() - begin))
+            begin = clock.now()
+            units = sum(together(work, range(n_threads)))
+            best = max(best, units / (clock.now() - begin))
     return best
 
 
@@ -108,9 +121,9 @@ class Contender:
 
         def step() -> float:
             context.set(x, values)
-            begin = time.perf_counter()
+            begin = clock.now()
             context.compute()
-            return time.perf_counter() - begin
+            return clock.now() - begin
 
         return step, context.close
 
@@ -151,9 +164,9 @@ class ExpertContender:
         def step() -> float:
             context.set(x, values)
             context.set(experts, chosen)
-            begin = time.perf_counter()
+            begin = clock.now()
             context.compute()
-            return time.perf_counter() - begin
+            return clock.now() - begin
 
         return step, context.close
 
@@ -241,23 +254,31 @@ def main() -> None:
         "--experts", choices=("too", "only", "none"), default="too", help="rows of experts (default: %(default)s)"
     )
     parser.add_argument("--tokens", type=int, action="append", help="only this number of tokens; may be repeated")
-    parser.add_argument("--samples", type=int, default=12, help="of each contender per row (default: %(default)s)")
+    parser.add_argument("--whole", action="store_true", help="every format and number of tokens: most of an hour")
+    parser.add_argument("--samples", type=int, default=5, help="of each contender per row (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--instructions", help="compute with this instruction set; the best one otherwise")
     parser.add_argument("--json", type=Path, help="write the rows and the machine's facts to this file")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="products by one thread's time on a core, for machines that others use as well"
+    )
     args = parser.parse_args()
     route_to_logging()
+    if args.cpu_time:
+        args.threads, clock.now = 1, time.thread_time
     own = kernels()
     if args.instructions:
         own.use(args.instructions)
     limits = peak(own, args.threads), reading(own, args.threads)
     rows = []
-    for name in args.format or ALL_TYPES:
+    tokens = args.tokens or list(TOKENS if args.whole else FEW_TOKENS)
+    of_experts = args.tokens or list(EXPERT_TOKENS if args.whole else FEW_OF_EXPERTS)
+    for name in args.format or (ALL_TYPES if args.whole else FORMATS):
         if args.experts != "only":
-            rows += measure(name, args.tokens or list(TOKENS), args.samples, args.threads, own, limits)
+            rows += measure(name, tokens, args.samples, args.threads, own, limits)
     for name in args.format or EXPERT_FORMATS:
         if args.experts != "none":
-            rows += measure_experts(name, args.tokens or list(EXPERT_TOKENS), args.samples, args.threads, own, limits)
+            rows += measure_experts(name, of_experts, args.samples, args.threads, own, limits)
     title = f"{own.instructions}, {args.threads} threads; the machine: {limits[0]:.0f} GMAC/s, reads {limits[1]:.1f} GB/s"
     table = Table(
         "format", "tokens", "GMAC/s", "of peak", "GB/s", "of reading", "ggml GMAC/s", "ratio", "ratio of the best", title=title
