@@ -33,9 +33,11 @@ def encoder(
     side: int = 6,
     cell: int = 2,
     tiles: tuple[int, int] | None = (1, 4),
+    is_large: bool = False,
     n_text: int = N_EMBD_TEXT,
     dtype: str = "f32",
 ) -> Encoder:
+    """*is_large*: with the norms of the encoder of 6B parameters."""
     e = Encoder(seed, TensorType.from_name(dtype))
     e.keys = {
         "projector_type": "internvl",
@@ -59,6 +61,11 @@ def encoder(
     e.values("v.position_embd.weight", (side**2 + 1, n_embd), 0.5)
     e.values("v.class_embd", (n_embd,))
     add_layers(e, n_layers, n_embd, n_ff)
+    for i in range(n_layers if is_large else 0):
+        for name in ("ln1", "ln2", "attn_q", "attn_k", "attn_v"):
+            del e.tensors[f"v.blk.{i}.{name}.bias"]
+        for name in ("attn_q_norm", "attn_k_norm"):
+            e.norm(f"v.blk.{i}.{name}", n_embd, bias=False)
     for i in range(n_layers):
         for name in ("ls1", "ls2"):
             e.values(f"v.blk.{i}.{name}.weight", (n_embd,), 0.3, 0.7)
