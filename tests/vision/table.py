@@ -13,7 +13,7 @@ from PIL import Image
 
 from puna.vision.model import Pixels, Placed
 from puna.vision.special import special
-from tests.vision import gemma3, gemma4, idefics3, internvl, lfm2, llama4, llava, pixtral, qwen
+from tests.vision import gemma3, gemma4, idefics3, internvl, lfm2, llama4, llava, minicpmv, pixtral, qwen
 from tests.vision.encoding import Eyes
 from tests.vision.files import Encoder, Floats
 
@@ -187,6 +187,14 @@ FAMILIES: dict[str, Family] = {
         file=llava.for_libmtmd,
         shared=llava.shared,
         has_own_rows=True,
+    ),
+    "minicpm-v": Family(
+        write_text=minicpmv.write_text,
+        encoder=minicpmv.encoder,
+        variants={"f32": {}, "f16": {"dtype": "f16", "swapped": False, "n_queries": 7}, "2.5": {"version": 2}},
+        # One piece, and slices that need not be resized, which are not always squares.
+        alone=[(168, 84), (84, 168), (84, 84)],
+        others=[(252, 84), (168, 168), (252, 252), (140, 294), (112, 350)],
     ),
     "pixtral": Family(
         write_text=pixtral.write_text,
