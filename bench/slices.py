@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -259,9 +259,9 @@ SLICES: dict[str, Slice] = {
 }
 
 
-def path_of(name: str) -> Path:
-    """The file, made on first use and kept for the next run."""
-    slice = SLICES[name]
+def path_of(name: str, n_layers: int = 0) -> Path:
+    """The file, made on first use and kept for the next run; with *n_layers* other than the table's number."""
+    slice = replace(SLICES[name], n_layers=n_layers) if n_layers else SLICES[name]
     digest = hashlib.sha256(f"{slice} {N_VOCAB}".encode()).hexdigest()[:8]
     folder = cache_dir() / "slices"
     folder.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from tests.models.mllama import write_mllama
 from tests.thorough import first
 from tests.vision import internvl, llava, qwen
 from tests.vision.encoding import Floats, difference, picture
-from tests.vision.families import FAMILIES
+from tests.vision.table import FAMILIES
 from tests.vision.files import Encoder
 
 # Products of few rows sum in another order.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from puna.ml.backend import Use
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.ggml.devices import cpu
-from puna.ml.tensor import DType
+from puna.ml.tensor import DType, Gate
 from puna.native.ggml import DEVICE_TYPE_GPU
 from puna.native.kernels.library import PLACE, kernels
 from tests import needs
@@ -147,6 +147,26 @@ def test_activations_are_rounded_once_for_all_that_multiply_them(tmp_path: Path)
         alone = computed(backend, lambda _c, x: weights[1].mul_mat(x), values)
         again = computed(backend, lambda _c, x: weights[1].mul_mat(x), 2 * values)
     assert error(again, 2 * alone) < SAME
+
+
+@pytest.mark.parametrize("n", [1, 2, 70])
+@pytest.mark.parametrize("dtype", ["f16", "f32", "bf16"])
+def test_matrices_of_floats_need_not_be_whole_blocks(tmp_path: Path, dtype: str, n: int) -> None:
+    """As the feed-forward parts of encoders of images are: gated, and rounded for the next product."""
+    path = write_llama(tmp_path / "m.gguf", dtype=dtype, n_ff=3 * 32 + 12)
+    names = [(f"blk.0.ffn_{part}.weight", Use.MATRIX) for part in ("gate", "up", "down")]
+    results = []
+    for own in (None, kernels()):
+        with backend_of(path, names, kernels=own) as (backend, (gate, up, down)):
+            assert bool(backend.instructions) is bool(own)
+            if own:
+                assert len({type(weight) for weight in (gate, up, down)}) == 1, "one of them is left to ggml"
+
+            def fed(_context: Any, x: Any, gate: Any = gate, up: Any = up, down: Any = down) -> Any:
+                return x.gated_product([gate, up], Gate.SILU).products([down])[0]
+
+            results.append(computed(backend, fed, inputs(n, 256)))
+    assert error(results[1], results[0]) < (1e-3 if dtype == "f16" else 1e-2 if dtype == "bf16" else SAME)
 
 
 def test_packed_matrices_are_multiplied_together(tmp_path: Path) -> None:

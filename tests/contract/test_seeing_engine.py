@@ -39,7 +39,7 @@ from tests.tiny import write_llama
 from tests.vision import gemma3, mllama, qwen
 from tests.vision.conversation import after, marked, prompt_of
 from tests.vision.encoding import opened_eyes, picture
-from tests.vision.families import FAMILIES, Family
+from tests.vision.table import FAMILIES, Family
 
 N_ANSWER = 8
 WORST = 1e-2  # of an error over the largest logit; fused attention sums in F16

@@ -22,7 +22,8 @@ from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.puna_engine import PunaEngine
 from tests.vision.conversation import Part, answered, computed, decoded_backwards, marked, placed_by_libmtmd, prompt_of
 from tests.vision.encoding import Eyes, Floats, difference, opened_eyes, picture
-from tests.vision.families import FAMILIES, Family, Size
+from tests.vision.files import Encoder
+from tests.vision.table import FAMILIES, Family, Size
 
 WORST = 1e-3  # normalised, of embeddings
 ENERGY = 1e-3  # of logits' error over the reference's
@@ -34,17 +35,14 @@ TEXTS = ["What is it ", " and the dog ", " why is the sky blue"]
 @dataclass
 class Seen:
     family: Family
+    encoder: Encoder
     eyes: Eyes
     oracle: MtmdOracle
     puna: PunaEngine
 
-    def difference(self, ours: Floats, theirs: Floats) -> float:
-        compared = self.family.comparable(ours, theirs) if self.family.comparable else (ours, theirs)
-        return difference(*compared)
-
     def after(self, parts: list[Part]) -> Floats:
-        """libllama's logits after a prompt, whose images libmtmd encodes unless it departs from what was published."""
-        if self.family.comparable:
+        """libllama's logits after a prompt, whose images libmtmd encodes unless its rows are others."""
+        if self.family.has_own_rows:
             return decoded_backwards(self.oracle, prompt_of(self.eyes, parts))
         return self.oracle.evaluate(self.oracle.chunks(*marked(parts, self.family.around)))[0]
 
@@ -65,25 +63,19 @@ PROMPTS = ("one image", "two images", "an image between texts", "the same twice"
 @pytest.fixture(scope="module", params=FAMILIES)
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp("seeing")
-    text, projector = family.write_text(folder / "text.gguf"), family.encoder().save(folder / "projector.gguf")
+    text, encoder = family.write_text(folder / "text.gguf"), family.encoder()
     with (
-        opened_eyes(projector, text) as eyes,
-        MtmdOracle(text, projector, n_ctx=1024) as oracle,
+        opened_eyes(encoder.save(folder / "projector.gguf"), text) as eyes,
+        MtmdOracle(text, family.file(encoder).save(folder / "theirs.gguf"), n_ctx=1024) as oracle,
         PunaEngine(text, n_ctx=1024, n_sequences=3, n_batch=1024) as puna,
     ):
-        yield Seen(family, eyes, oracle, puna)
+        yield Seen(family, encoder, eyes, oracle, puna)
 
 
 @pytest.fixture(autouse=True)
 def _empty_caches(seen: Seen) -> None:
     seen.puna.forget()
     seen.oracle.forget()
-
-
-def test_embeddings_of_images_that_nobody_resizes(seen: Seen) -> None:
-    for size in seen.family.alone:
-        pixels = picture(*size)
-        assert seen.difference(seen.eyes.rows(pixels), seen.oracle.encoded(pixels)) <= WORST
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 199), (300, 1), (3, 5000), (8000, 10), (13, 17), (4000, 3000)])
@@ -104,14 +96,16 @@ def test_any_size_is_taken_or_refused_in_words(size: Size, seen: Seen) -> None:
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
 def test_embeddings_of_other_types_of_weights(dtype: str, seen: Seen, tmp_path: Path) -> None:
     """Products of quantised weights round the other factor too, each engine in its own way."""
-    projector = seen.family.encoder(dtype=dtype).save(tmp_path / "projector.gguf")
-    theirs = Projector.load(str(projector), seen.oracle.model, n_threads=2)
+    encoder = seen.family.encoder(dtype=dtype)
+    file = seen.family.file(encoder).save(tmp_path / "theirs.gguf")
+    theirs = Projector.load(str(file), seen.oracle.model, n_threads=2)
     assert theirs
-    with opened_eyes(projector, Path(seen.eyes.text.path)) as eyes:
+    with opened_eyes(encoder.save(tmp_path / "projector.gguf"), Path(seen.eyes.text.path)) as eyes:
         pixels = picture(*seen.family.alone[0])
         rows = [theirs.encode(chunk) for chunk in theirs.tokenize(MARKER, [Medium.image(pixels)]) or [] if chunk.kind == "image"]
         expected = np.concatenate([r for r in rows if r is not None])
-        assert seen.difference(eyes.rows(pixels), expected) <= (WORST if dtype == "f16" else 2e-2)
+        compared = seen.family.compared(eyes, encoder, pixels, expected)
+        assert difference(*compared) <= (WORST if dtype == "f16" else 2e-2)
     theirs.close()
 
 
@@ -217,22 +211,11 @@ def test_an_image_leaves_from_the_middle(seen: Seen) -> None:
     assert ((ours - whole) ** 2).sum() > 2 * ENERGY_SHIFTED * (whole**2).sum(), "what left makes a difference"
 
 
-def test_both_kinds_of_file_see_the_same(seen: Seen, tmp_path: Path) -> None:
+def test_a_model_that_holds_its_eyes_reads_the_same(seen: Seen, tmp_path: Path) -> None:
     if seen.family.save_as_one is None:
         assert seen.eyes.text.architecture not in ARCHITECTURES
         return
-    one = seen.family.save_as_one(seen.family.encoder(), Path(seen.eyes.text.path), tmp_path / "one.gguf")
-    with opened_eyes(one, one) as eyes:
-        for size in seen.family.alone:
-            pixels = picture(*size)
-            assert difference(eyes.rows(pixels), seen.eyes.rows(pixels)) <= WORST  # what is one matrix here may be two there
-            ours, theirs = (e.model.prepare(pixels).placed for e in (eyes, seen.eyes))
-            assert (ours.tokens, ours.rows, ours.n_positions) == (theirs.tokens, theirs.rows, theirs.n_positions)
+    one = seen.family.save_as_one(seen.encoder, Path(seen.eyes.text.path), tmp_path / "one.gguf")
     with PunaEngine(one, n_ctx=1024, n_batch=1024) as puna:
         prompt = prompt_of(seen.eyes, seen.prompts()["one image"])
         assert np.array_equal(computed(puna, [prompt]), computed(seen.puna, [prompt]))
-
-
-def test_layers_may_be_computed_one_by_one(seen: Seen) -> None:
-    pixels = picture(*seen.family.alone[0])
-    assert difference(seen.eyes.rows(pixels, at_once=False), seen.eyes.rows(pixels)) < 1e-5

@@ -27,11 +27,11 @@ from tests.mtmd_oracle import MtmdOracle
 from tests.patience import PATIENCE_S
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
-from tests.vision import gemma3, table
+from tests.vision import gemma3
 from tests.vision.conversation import Part, answered, marked, prompt_of
 from tests.vision.encoding import opened_eyes, picture
-from tests.vision.families import FAMILIES
 from tests.vision.files import Encoder, add_tokens
+from tests.vision.table import FAMILIES
 
 N_CTX, N_TOKENS = 2048, 10
 NEAR_TIE = 5e-3  # of the largest logit
@@ -111,10 +111,7 @@ class Kind:
         return [picture(*size) for size in self.sizes]
 
 
-ALL: dict[str, Kind] = {
-    **{name: Kind(family.write_text, family.encoder, family.alone) for name, family in FAMILIES.items()},
-    **{name: Kind(family.write_text, family.encoder, family.sizes[:3]) for name, family in table.FAMILIES.items()},
-}
+ALL: dict[str, Kind] = {name: Kind(family.write_text, family.encoder, family.alone) for name, family in FAMILIES.items()}
 
 
 @dataclass

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from puna.vision.images.decoders import Decoders
-from puna.vision.model import Pixels, Placed
+from puna.vision.model import Pixels
 from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.vision.encoding import Eyes, difference, opened_eyes, picture
 from tests.vision.scenes import SCENES
@@ -17,12 +17,12 @@ from tests.vision.table import CASES, CASES_IN_ONE, FAMILIES, Family
 
 # libmtmd rounds pixels to half precision before the first product, whatever the weights are.
 MOST = 1e-3
-ROW = -1  # in place of a token
 
 
 class Beside:
     def __init__(self, family: Family, variant: str, folder: Path) -> None:
         self.family, self.encoder = family, family.encoder(**family.variants[variant])
+        self.sizes = [*family.alone, *family.others]
         self.text = family.write_text(folder / "text.gguf")
         self.eyes = Eyes(self.encoder.save(folder / "projector.gguf"), self.text)
         self.oracle = MtmdOracle(self.text, family.file(self.encoder).save(folder / "theirs.gguf"))
@@ -40,31 +40,24 @@ def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     found.close()
 
 
-def encoded(placed: Placed, eyes: Eyes, family: Family) -> list[bool]:
-    """Which of the rows that libmtmd has for an image are the encoder's, and not a token's."""
-    ends = eyes.tokenizer.encode(family.end_of_row, add_special=False) if family.end_of_row else []
-    return [row >= 0 for row, token in zip(placed.rows, placed.tokens, strict=True) if row >= 0 or token in ends]
-
-
 def check_rows(beside: Beside, pixels: Pixels) -> None:
-    found = beside.eyes.rows(pixels)
     expected = beside.oracle.encoded(beside.family.given(pixels, beside.encoder))
-    kept = encoded(beside.eyes.model.prepare(pixels).placed, beside.eyes, beside.family)
-    assert len(kept) == len(expected), pixels.shape
-    ours, theirs = beside.family.shared(found, expected[kept], beside.encoder)
+    ours, theirs = beside.family.compared(beside.eyes, beside.encoder, pixels, expected)
+    assert ours.shape == theirs.shape, pixels.shape
     assert difference(ours, theirs) < MOST, pixels.shape
 
 
 def check_tokens(beside: Beside, pixels: Pixels) -> None:
     family, tokenizer = beside.family, beside.eyes.tokenizer
-    ends = tokenizer.encode(family.end_of_row, add_special=False) if family.end_of_row else []
     prepared = beside.eyes.model.prepare(pixels)
-    chunks = beside.oracle.chunks(f"the fox{family.prompt.format(MARKER)}the dog", [family.given(pixels, beside.encoder)])
-    expected = [token for chunk in chunks for token in chunk.tokens or [ROW] * chunk.n_tokens]
+    chunks = beside.oracle.chunks(f"the fox{family.around.format(MARKER)}the dog", [family.given(pixels, beside.encoder)])
+    expected: list[int | None] = []
+    for chunk in chunks:
+        expected += chunk.tokens or [None] * chunk.n_tokens
     placed = prepared.placed
-    ours = [ROW if row >= 0 or token in ends else token for row, token in zip(placed.rows, placed.tokens, strict=True)]
+    ours = family.seen(beside.eyes, placed)
     before, after = tokenizer.encode("the fox"), tokenizer.encode("the dog", add_special=False)
-    assert [*before, *ours, *after] == expected
+    assert [*before, *ours, *after] == expected, pixels.shape
     height, width, _ = pixels.shape
     assert beside.eyes.model.size(width, height) == (prepared.n_rows, len(placed.tokens))
     both_ways = {chunk.kind: beside.oracle.sees_both_ways(chunk) for chunk in chunks}
@@ -72,12 +65,12 @@ def check_tokens(beside: Beside, pixels: Pixels) -> None:
 
 
 def test_rows_are_libmtmds(beside: Beside) -> None:
-    for size in beside.family.sizes:
+    for size in beside.sizes:
         check_rows(beside, picture(*size))
 
 
 def test_tokens_around_an_image_are_libmtmds(beside: Beside) -> None:
-    for size in beside.family.sizes:
+    for size in beside.sizes:
         check_tokens(beside, picture(*size))
 
 
@@ -100,20 +93,22 @@ def test_both_kinds_of_file_see_the_same(name: str, variant: str, tmp_path: Path
     encoder, text = family.encoder(**family.variants[variant]), family.write_text(tmp_path / "text.gguf")
     one = family.save_as_one(encoder, text, tmp_path / "one.gguf")
     with opened_eyes(one, one) as together, opened_eyes(encoder.save(tmp_path / "projector.gguf"), text) as apart:
-        for width, height in family.sizes:
+        for width, height in [*family.alone, *family.others]:
             pixels = picture(width, height)
             assert difference(together.rows(pixels), apart.rows(pixels)) < MOST
-            assert together.model.prepare(pixels).placed == apart.model.prepare(pixels).placed
+            ours, theirs = (eyes.model.prepare(pixels).placed for eyes in (together, apart))
+            assert (ours.tokens, ours.rows, ours.n_positions) == (theirs.tokens, theirs.rows, theirs.n_positions)
+            assert np.array_equal(ours.axes, theirs.axes)  # type: ignore[arg-type]  # of what has none, both are None
 
 
 def test_layers_may_be_computed_one_by_one(beside: Beside) -> None:
-    pixels = picture(*beside.family.sizes[-1])
+    pixels = picture(*beside.sizes[-1])
     assert difference(beside.eyes.rows(pixels, at_once=False), beside.eyes.rows(pixels)) < 1e-6
 
 
 def test_an_image_that_differs_in_a_corner_is_another(beside: Beside) -> None:
     """So that a test above which compares what depends on nothing would be seen."""
-    width, height = beside.family.sizes[0]
+    width, height = beside.sizes[0]
     pixels = picture(width, height)
     changed = pixels.copy()
     changed[-height // 4 :, -width // 4 :] ^= 255

@@ -60,7 +60,7 @@ class Encoder:
             found = name
             for pattern, replacement in rename.items():
                 found = re.sub(pattern, replacement, found)
-            is_matrix = values.ndim > 1 and "position" not in name
+            is_matrix = values.ndim > 1 and "position" not in name and "query" not in name
             kind = self.kind if is_matrix else TensorType.F32
             if kind.block_size > 1 and (values.ndim > 2 or "input_projection" in name):  # which libmtmd transposes
                 kind = TensorType.F16
@@ -72,7 +72,10 @@ class Encoder:
         writer.add("clip.has_vision_encoder", True)
         for key, value in self.keys.items():
             is_whole = isinstance(value, list) and all(isinstance(item, int) for item in value)
-            writer.add(f"clip.{key}", value, element=ValueType.INT32 if is_whole else None)
+            if isinstance(value, np.int32):
+                writer.add(f"clip.{key}", int(value), ValueType.INT32)
+            else:
+                writer.add(f"clip.{key}", value, element=ValueType.INT32 if is_whole else None)
         self.add_to(writer, {})
         writer.write(path)
         return path

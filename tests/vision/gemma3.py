@@ -10,10 +10,11 @@ from tests.tiny import write_gemma3
 from tests.vision.files import Encoder, add_tokens
 
 N_EMBD_TEXT = 128
+TOKENS = ["<start_of_image>", "<end_of_image>"]
 
 
 def write_text(path: Path, **options: Any) -> Path:
-    return add_tokens(write_gemma3(path, **options), ["<start_of_image>", "<end_of_image>"], plain=["\n\n"])
+    return add_tokens(write_gemma3(path, **options), TOKENS, plain=["\n\n"])
 
 
 def encoder(
@@ -26,6 +27,7 @@ def encoder(
     patch: int = 14,
     side: int = 12,
     cell: int = 4,
+    n_text: int = N_EMBD_TEXT,
     dtype: str = "f32",
     swapped: bool = False,
 ) -> Encoder:
@@ -41,7 +43,7 @@ def encoder(
         "vision.block_count": n_layers,
         "vision.attention.head_count": n_heads,
         "vision.attention.layer_norm_epsilon": 1e-6,
-        "vision.projection_dim": N_EMBD_TEXT,
+        "vision.projection_dim": n_text,
         "vision.image_mean": [0.5, 0.5, 0.5],
         "vision.image_std": [0.5, 0.5, 0.5],
         "vision.projector.scale_factor": cell,
@@ -52,7 +54,7 @@ def encoder(
     add_layers(e, n_layers, n_embd, n_ff, swapped=swapped)
     e.norm("v.post_ln", n_embd)
     e.norm("mm.soft_emb_norm", n_embd, bias=False)
-    e.matrix("mm.input_projection.weight", n_embd, N_EMBD_TEXT)  # as the checkpoint has it: rows are what comes in
+    e.matrix("mm.input_projection.weight", n_embd, n_text)  # as the checkpoint has it: rows are what comes in
     return e
 
 

@@ -14,12 +14,13 @@ from tests.vision.files import Encoder, add_tokens
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 N_EMBD_TEXT = 128
+TOKENS = ["<|image>", "<image|>"]
 
 
 def write_text(path: Path, **options: Any) -> Path:
     """A large one. An image fits in a window, as in all sizes that were published; else libmtmd cuts what its rows see."""
     stated = {"seed": 5, "given": False, "n_shared": 0, "attention__sliding_window": 320, **options}
-    return add_tokens(write_gemma4(path, **stated), ["<|image>", "<image|>"])
+    return add_tokens(write_gemma4(path, **stated), TOKENS)
 
 
 def encoder(
@@ -34,6 +35,7 @@ def encoder(
     n_places: int = 600,
     clamped: bool = True,
     standardised: bool = True,
+    n_text: int = N_EMBD_TEXT,
     dtype: str = "f32",
 ) -> Encoder:
     e = Encoder(seed, TensorType.from_name(dtype))
@@ -47,7 +49,7 @@ def encoder(
         "vision.block_count": n_layers,
         "vision.attention.head_count": n_heads,
         "vision.attention.layer_norm_epsilon": 1e-6,
-        "vision.projection_dim": N_EMBD_TEXT,
+        "vision.projection_dim": n_text,
         "vision.image_mean": [0.0, 0.0, 0.0],
         "vision.image_std": [1.0, 1.0, 1.0],
         "vision.projector.scale_factor": cell,
@@ -72,7 +74,7 @@ def encoder(
     if standardised:
         e.values("v.std_bias", (n_embd,), 0.5)
         e.values("v.std_scale", (n_embd,), 0.1, 1.0)
-    e.linear("mm.input_projection", N_EMBD_TEXT, n_embd, bias=False)
+    e.linear("mm.input_projection", n_text, n_embd, bias=False)
     return e
 
 

@@ -32,6 +32,7 @@ def encoder(
     cell: int = 3,
     longest: int | None = None,
     swapped: bool = False,
+    n_text: int = N_EMBD_TEXT,
     dtype: str = "f32",
 ) -> Encoder:
     e = Encoder(seed, TensorType.from_name(dtype))
@@ -45,7 +46,7 @@ def encoder(
         "vision.block_count": n_layers,
         "vision.attention.head_count": n_heads,
         "vision.attention.layer_norm_epsilon": 1e-6,
-        "vision.projection_dim": N_EMBD_TEXT,
+        "vision.projection_dim": n_text,
         "vision.image_mean": [0.5, 0.5, 0.5],
         "vision.image_std": [0.5, 0.5, 0.5],
         "vision.projector.scale_factor": cell,
@@ -56,5 +57,5 @@ def encoder(
     e.values("v.position_embd.weight", (side**2, n_embd), 0.5)
     add_layers(e, n_layers, n_embd, n_ff, swapped=swapped)
     e.norm("v.post_ln", n_embd)
-    e.matrix("mm.model.fc.weight", N_EMBD_TEXT, n_embd * cell**2)
+    e.matrix("mm.model.fc.weight", n_text, n_embd * cell**2)
     return e

@@ -15,10 +15,11 @@ from tests.vision.files import Encoder, add_tokens
 from tests.vision.gemma3 import add_layers
 
 N_EMBD_TEXT = 256
+TOKENS = ["<img>", "</img>"]
 
 
 def write_text(path: Path, **options: Any) -> Path:
-    return add_tokens(write_llama(path, **options), ["<img>", "</img>"])
+    return add_tokens(write_llama(path, **options), TOKENS)
 
 
 def encoder(
@@ -32,8 +33,11 @@ def encoder(
     side: int = 6,
     cell: int = 2,
     tiles: tuple[int, int] | None = (1, 4),
+    is_large: bool = False,
+    n_text: int = N_EMBD_TEXT,
     dtype: str = "f32",
 ) -> Encoder:
+    """*is_large*: with the norms of the encoder of 6B parameters."""
     e = Encoder(seed, TensorType.from_name(dtype))
     e.keys = {
         "projector_type": "internvl",
@@ -45,7 +49,7 @@ def encoder(
         "vision.block_count": n_layers,
         "vision.attention.head_count": n_heads,
         "vision.attention.layer_norm_epsilon": 1e-6,
-        "vision.projection_dim": N_EMBD_TEXT,
+        "vision.projection_dim": n_text,
         "vision.image_mean": list(CLIP_MEAN),
         "vision.image_std": list(CLIP_STD),
         "vision.projector.scale_factor": cell,
@@ -57,12 +61,17 @@ def encoder(
     e.values("v.position_embd.weight", (side**2 + 1, n_embd), 0.5)
     e.values("v.class_embd", (n_embd,))
     add_layers(e, n_layers, n_embd, n_ff)
+    for i in range(n_layers if is_large else 0):
+        for name in ("ln1", "ln2", "attn_q", "attn_k", "attn_v"):
+            del e.tensors[f"v.blk.{i}.{name}.bias"]
+        for name in ("attn_q_norm", "attn_k_norm"):
+            e.norm(f"v.blk.{i}.{name}", n_embd, bias=False)
     for i in range(n_layers):
         for name in ("ls1", "ls2"):
             e.values(f"v.blk.{i}.{name}.weight", (n_embd,), 0.3, 0.7)
     e.norm("mm.model.mlp.0", n_embd * cell**2)
-    e.linear("mm.model.mlp.1", N_EMBD_TEXT, n_embd * cell**2)
-    e.linear("mm.model.mlp.3", N_EMBD_TEXT, N_EMBD_TEXT)
+    e.linear("mm.model.mlp.1", n_text, n_embd * cell**2)
+    e.linear("mm.model.mlp.3", n_text, n_text)
     return e
 
 

@@ -28,6 +28,7 @@ def encoder(
     n_ff: int = 80,
     side: int = 16,
     norm: bool = True,
+    n_text: int = N_EMBD_TEXT,
     dtype: str = "f32",
 ) -> Encoder:
     """Positions are learned for *side* x *side* patches of 16 pixels, of which two by two are merged."""
@@ -43,7 +44,7 @@ def encoder(
         "vision.block_count": n_layers,
         "vision.attention.head_count": n_heads,
         "vision.attention.layer_norm_epsilon": 1e-6,
-        "vision.projection_dim": N_EMBD_TEXT,
+        "vision.projection_dim": n_text,
         "vision.image_mean": [0.5, 0.5, 0.5],
         "vision.image_std": [0.5, 0.5, 0.5],
         "vision.projector.scale_factor": cell,
@@ -56,7 +57,7 @@ def encoder(
     if norm:
         e.norm("mm.input_norm", n_embd * cell**2)
     e.linear("mm.1", 320, n_embd * cell**2)
-    e.linear("mm.2", N_EMBD_TEXT, 320)
+    e.linear("mm.2", n_text, 320)
     return e
 
 

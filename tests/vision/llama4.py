@@ -29,7 +29,9 @@ def encoder(
     n_heads: int = 3,
     n_ff: int = 160,
     patch: int = 16,
+    tile: int = TILE,
     cell: int = 2,
+    n_adapter: tuple[int, int] = (192, 160),
     n_text: int = 256,
     tile: int = TILE,
     dtype: str = "f32",
@@ -64,9 +66,9 @@ def encoder(
         e.linear(f"{prefix}.ffn_up", n_ff, n_embd)
         e.linear(f"{prefix}.ffn_down", n_embd, n_ff)
     e.norm("v.post_ln", n_embd)
-    e.linear("mm.model.mlp.1", 192, cell**2 * n_embd, bias=False, gain=1.5)
-    e.linear("mm.model.mlp.2", 160, 192, bias=False, gain=1.5)
-    e.linear("mm.model.fc", n_text, 160, bias=False, gain=1.5)
+    e.linear("mm.model.mlp.1", n_adapter[0], cell**2 * n_embd, bias=False, gain=1.5)
+    e.linear("mm.model.mlp.2", n_adapter[1], n_adapter[0], bias=False, gain=1.5)
+    e.linear("mm.model.fc", n_text, n_adapter[1], bias=False, gain=1.5)
     return e
 
 
@@ -103,7 +105,7 @@ def row_by_row(rows: Floats) -> Floats:
     return rows.reshape(-1, 4, 4, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def tiles(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
+def tiles(ours: Floats, theirs: Floats, _encoder: Encoder) -> tuple[Floats, Floats]:
     """Without the whole image, where there are several: libmtmd resizes it by another filter."""
     n = len(ours) if len(ours) == 16 else len(ours) - 16
     return ours[:n], row_by_row(theirs)[:n]

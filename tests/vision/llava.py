@@ -40,6 +40,7 @@ def encoder(
     pinpoints: Sequence[int] = (),
     unpad: bool = False,
     act: str | None = None,
+    n_text: int = N_EMBD_TEXT,
     dtype: str = "f32",
 ) -> Encoder:
     """As llama.cpp's first converter wrote them: all layers up to the one whose values are wanted, without the norm after it.
@@ -67,7 +68,7 @@ def encoder(
     if pinpoints:
         e.keys["vision.image_grid_pinpoints"] = list(pinpoints)
         e.keys["vision.mm_patch_merge_type"] = "spatial_unpad" if unpad else "flat"
-        e.values("model.image_newline", (N_EMBD_TEXT,))
+        e.values("model.image_newline", (n_text,))
     e.values("v.patch_embd.weight", (n_embd, 3, patch, patch), 1 / (patch * 3**0.5))
     e.values("v.position_embd.weight", (side**2 + has_class, n_embd), 0.5)
     if has_class:
@@ -76,13 +77,13 @@ def encoder(
     add_layers(e, n_layers, n_embd, n_ff, swapped=swapped)
     if post_norm:
         e.norm("v.post_ln", n_embd)
-    e.linear("mm.0", N_EMBD_TEXT, n_embd * max(1, len(features)))
+    e.linear("mm.0", n_text, n_embd * max(1, len(features)))
     if norms:
-        e.norm("mm.1", N_EMBD_TEXT)
-        e.linear("mm.3", N_EMBD_TEXT, N_EMBD_TEXT)
-        e.norm("mm.4", N_EMBD_TEXT)
+        e.norm("mm.1", n_text)
+        e.linear("mm.3", n_text, n_text)
+        e.norm("mm.4", n_text)
     elif not one_matrix:
-        e.linear("mm.2", N_EMBD_TEXT, N_EMBD_TEXT)
+        e.linear("mm.2", n_text, n_text)
     return e
 
 

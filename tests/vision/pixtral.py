@@ -27,15 +27,6 @@ def write_first_text(path: Path, **options: Any) -> Path:
     return add_tokens(write_llama(path, **options), TOKENS)
 
 
-def without_breaks(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
-    """Of libmtmd's rows those that are the encoder's: it has [IMG_BREAK] among them, each the same.
-
-    It adds that to memory that nobody set, times nothing, so that there may be values which are no numbers.
-    """
-    of_break = encoder().tensors["v.token_embd.img_break"]
-    return ours, theirs[~((theirs == of_break) | np.isnan(theirs)).all(1)]
-
-
 def encoder(
     *,
     seed: int = 5,
@@ -48,6 +39,7 @@ def encoder(
     cell: int = 2,
     biases: bool = False,
     act: str = "silu",
+    n_text: int = N_EMBD_TEXT,
     dtype: str = "f32",
 ) -> Encoder:
     """Where *cell* is 1 nothing merges patches, as in the first Pixtral. With the row of [IMG_BREAK] that libmtmd asks for."""
@@ -63,7 +55,7 @@ def encoder(
         "vision.block_count": n_layers,
         "vision.attention.head_count": n_heads,
         "vision.attention.layer_norm_epsilon": 1e-5,
-        "vision.projection_dim": N_EMBD_TEXT,
+        "vision.projection_dim": n_text,
         "vision.image_mean": list(CLIP_MEAN),
         "vision.image_std": list(CLIP_STD),
     }
@@ -83,9 +75,9 @@ def encoder(
         e.keys["vision.spatial_merge_size"] = cell
         e.norm("mm.input_norm", n_embd, bias=False)
         e.matrix("mm.patch_merger.weight", n_embd, n_embd * cell**2)
-    e.linear("mm.1", N_EMBD_TEXT, n_embd, bias=biases)
-    e.linear("mm.2", N_EMBD_TEXT, N_EMBD_TEXT, bias=biases)
-    e.tensors["v.token_embd.img_break"] = np.random.default_rng(seed).standard_normal(N_EMBD_TEXT).astype(np.float32)
+    e.linear("mm.1", n_text, n_embd, bias=biases)
+    e.linear("mm.2", n_text, n_text, bias=biases)
+    e.tensors["v.token_embd.img_break"] = np.random.default_rng(seed).standard_normal(n_text).astype(np.float32)
     return e
 
 

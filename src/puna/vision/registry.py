@@ -19,6 +19,7 @@ PROJECTORS: dict[str, str] = {
     "idefics3": "puna.vision.arch.idefics3:Idefics3Vision",
     "internvl": "puna.vision.arch.internvl:InternVLVision",
     "lfm2": "puna.vision.arch.lfm2:LFM2Vision",
+    "resampler": "puna.vision.arch.minicpmv:MiniCPMVVision",
     "mlp": "puna.vision.arch.llava:LlavaVision",
     "mlp_norm": "puna.vision.arch.llava:LlavaVision",
     "pixtral": "puna.vision.arch.pixtral:PixtralVision",
@@ -46,8 +47,8 @@ ARCHITECTURES: dict[str, str] = {
 }
 
 # What an encoder of images need not ask for: what hears, a token's row that the text model has, factors for other devices, and
-# bounds of values, which are read from the file.
-HARMLESS = re.compile(r"mm\.a\..+|v\.token_embd\.img_break|.+\.input_scale|.+\.(in|out)put_(min|max)")
+# bounds of values, which are read from the file, and places that are computed.
+HARMLESS = re.compile(r"mm\.a\..+|v\.token_embd\.img_break|resampler\.pos_embed_k|.+\.input_scale|.+\.(in|out)put_(min|max)")
 _LAYER = re.compile(r"v\.blk\.(\d{1,4})\.")
 
 
@@ -90,7 +91,7 @@ def _passed_over(file: GGUFFile, taken: Set[str], n_layers: int) -> list[str]:
     """Tensors of a projector's own file that nobody asked for, though they would change what is encoded; another library may know
     them. Layers behind the last that is wanted are no such.
     """
-    names = (name for name in file.tensors if name.startswith(("v.", "mm.")) and name not in taken)
+    names = (name for name in file.tensors if name.startswith(("v.", "mm.", "resampler.")) and name not in taken)
     return [
         name
         for name in names

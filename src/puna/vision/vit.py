@@ -56,9 +56,14 @@ class Attention:
 
     def __call__(self, look: Look, x: Tensor, o: VisionOptions, turn: Turn | None = None) -> Tensor:
         query, key, value = self.qkv(x, o.n_heads, o.n_heads, o.head_dim)
+        query, key = self.normalised(query, key, o.eps)
         if turn:
             query, key = turn(query), turn(key)
         return self.output(look(query, key, value))
+
+    def normalised(self, query: Tensor, key: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
+        """Before they are turned; most leave both as they are."""
+        return query, key
 
 
 @dataclass

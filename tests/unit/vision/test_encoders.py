@@ -9,7 +9,7 @@ import pytest
 from puna.native.ggml import ggml
 from puna.vision.look import LookAtOnce
 from tests.vision.encoding import Inputs, opened_eyes, picture
-from tests.vision.families import FAMILIES
+from tests.vision.table import FAMILIES
 
 
 @pytest.mark.parametrize("flash_attention", [True, False])

@@ -8,7 +8,7 @@
 namespace puna {
 
 // Views of one block of memory for n tokens of n_in values. Token t's values 32 b .. 32 b + 31 are at q[(b n + t) 32], or
-// at x for weights that are floats.
+// at x for weights that are floats, of which the last 32 may have zeros at their end.
 struct Activations {
   int64_t n, n_in;
   int8_t* q;
@@ -19,15 +19,16 @@ struct Activations {
 
   static constexpr int sums_of_block = 24;
 
+  static int64_t whole(int64_t n_in) { return (n_in + 31) / 32 * 32; }
   static int64_t aligned(int64_t bytes) { return (bytes + line - 1) / line * line; }
   static int64_t value_bytes(Rounding rounding) { return is_of_floats(rounding) ? 4 : 1; }
   static int64_t bytes(Rounding rounding, int64_t n_in, int64_t n) {
-    if (is_of_floats(rounding)) return aligned(4 * n_in * n);
+    if (is_of_floats(rounding)) return aligned(4 * whole(n_in) * n);
     if (rounding == blocks_of_256)
       return aligned(n_in * n) + aligned(n_in / 256 * n * 4) + aligned(n_in / 256 * n * 2 * sums_of_block);
     return aligned(n_in * n) + 2 * aligned(n_in / 32 * n * 4);
   }
-  Activations(Rounding rounding, int64_t n_in, int64_t n, void* memory) : n(n), n_in(n_in) {
+  Activations(Rounding rounding, int64_t n_in, int64_t n, void* memory) : n(n), n_in(whole(n_in)) {
     char* at = static_cast<char*>(memory);
     q = reinterpret_cast<int8_t*>(at);
     x = reinterpret_cast<float*>(at);

@@ -103,8 +103,10 @@ int64_t exercise_all(int64_t times) { return without_tiles.exercise(times); }
 // Only products of bfloats differ from those of the instruction set below, which computes all others.
 void round_some(Rounding rounding, const float* x, const Activations& a, int64_t t, int64_t begin, int64_t end) {
   if (rounding != to_bfloats) return avx512_vnni_instructions.round(rounding, x, a, t, begin, end);
-  for (int64_t b = begin / 32; b < end / 32; b++) {
-    const __m512 low = _mm512_loadu_ps(x + 32 * b), high = _mm512_loadu_ps(x + 32 * b + 16);
+  for (int64_t b = begin / 32; 32 * b < end; b++) {
+    const uint32_t present = end - 32 * b < 32 ? (1u << (end - 32 * b)) - 1 : ~0u;  // all others are zeros
+    const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(present), x + 32 * b);
+    const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(present >> 16), x + 32 * b + 16);
     _mm512_storeu_si512(a.x + (b * a.n + t) * 32, (__m512i)_mm512_cvtne2ps_pbh(high, low));
   }
 }

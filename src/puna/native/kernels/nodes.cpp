@@ -80,10 +80,10 @@ PUNA_EXPORT bool puna_use_instructions(const char* name) {
   return true;
 }
 
-// Bytes of a packed matrix, a multiple of 64; 0 for types and shapes that are not packed.
+// Bytes of a packed matrix, a multiple of 64; 0 for types and shapes that are not packed. Rows of floats may have any length.
 PUNA_EXPORT int64_t puna_packed_bytes(int type, int64_t n_in, int64_t n_rows) {
   const Format* format = format_of(type);
-  if (!format || n_in <= 0 || n_rows <= 0 || n_in % format->file_weights) return 0;
+  if (!format || n_in <= 0 || n_rows <= 0 || (n_in % format->file_weights && !is_of_floats(format->rounding))) return 0;
   return (n_rows + rows_of_stripe - 1) / rows_of_stripe * stripe_bytes(*format, n_in);
 }
 
@@ -111,13 +111,13 @@ PUNA_EXPORT void puna_matrix_free(void* matrix) { delete static_cast<Matrix*>(ma
 PUNA_EXPORT void puna_round_node(void* node, int thread, int n_threads, void* rounding) {
   const Tensor *to = static_cast<Tensor*>(node), *x = to->src[0];
   const Rounding how = static_cast<Rounding>(reinterpret_cast<intptr_t>(rounding));
-  const int64_t n = n_columns(x), n_in = x->ne[0], block = how == blocks_of_256 ? 256 : 32, blocks = n_in / block;
+  const int64_t n = n_columns(x), n_in = x->ne[0], block = how == blocks_of_256 ? 256 : 32, blocks = (n_in + block - 1) / block;
   const Activations a(how, n_in, n, to->data);
   // By tokens where there are enough of them, else by blocks.
   if (n >= n_threads) {
     for (int64_t t = n * thread / n_threads; t < n * (thread + 1) / n_threads; t++) chosen->round(how, column(x, t), a, t, 0, n_in);
   } else {
-    const int64_t begin = blocks * thread / n_threads * block, end = blocks * (thread + 1) / n_threads * block;
+    const int64_t begin = blocks * thread / n_threads * block, end = smaller(blocks * (thread + 1) / n_threads * block, n_in);
     for (int64_t t = 0; t < n; t++) chosen->round(how, column(x, t), a, t, begin, end);
   }
 }

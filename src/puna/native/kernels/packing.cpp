@@ -167,18 +167,24 @@ void put_block(const FileHalves& from, PackedBF16& to, int, int r) {
   for (int k = 0; k < 32; k++) to.q[k / 2][r][k % 2] = from.q[k];
 }
 
-// *weights* in a block of the file, of which so many *parts* share a block of the stripe.
+// *weights* in a block of the file, of which so many *parts* share a block of the stripe. Of floats the last block of a row may
+// have fewer; zeros follow them.
 template <class File, class Packed, int weights, int parts>
 void pack_as(const uint8_t* rows, int64_t n_in, int64_t first, int64_t n_rows, uint8_t* packed) {
-  const int64_t n_blocks = n_in / weights, n_packed = (n_blocks + parts - 1) / parts;
-  const File* from = reinterpret_cast<const File*>(rows);
+  constexpr int64_t bytes = sizeof(File);
+  const int64_t n_whole = n_in / weights, row_bytes = n_in * bytes / weights, rest = row_bytes - n_whole * bytes;
+  const int64_t n_blocks = n_whole + (rest > 0), n_packed = (n_blocks + parts - 1) / parts;
   Packed* to = reinterpret_cast<Packed*>(packed);
   for (int64_t row = first; row < first + n_rows;) {
     const int64_t end = row / 16 * 16 + 16 < first + n_rows ? row / 16 * 16 + 16 : first + n_rows;
     for (int64_t b = 0; b < n_blocks; b++)
-      for (int64_t i = row; i < end; i++)
-        put_block(from[(i - first) * n_blocks + b], to[row / 16 * n_packed + b / parts], static_cast<int>(b % parts),
-                  static_cast<int>(i % 16));
+      for (int64_t i = row; i < end; i++) {
+        const uint8_t* from = rows + (i - first) * row_bytes + b * bytes;
+        Packed& target = to[row / 16 * n_packed + b / parts];
+        File last = {};
+        if (b == n_whole) memcpy(&last, from, static_cast<size_t>(rest));
+        put_block(b == n_whole ? last : *reinterpret_cast<const File*>(from), target, static_cast<int>(b % parts), static_cast<int>(i % 16));
+      }
     row = end;
   }
 }
@@ -287,10 +293,14 @@ template <class Packed, int parts> using Get = void (*)(const Packed&, int, int,
 
 template <class Packed, int parts>
 void unpack_as(const uint8_t* packed, int64_t n_in, int64_t row, float* y, Get<Packed, parts> get = get_32) {
-  const int64_t n_blocks = n_in / 32, n_packed = (n_blocks + parts - 1) / parts;
+  const int64_t n_blocks = n_in / 32, rest = n_in % 32, n_packed = (n_blocks + (rest > 0) + parts - 1) / parts;
   const Packed* from = reinterpret_cast<const Packed*>(packed) + row / 16 * n_packed;
   for (int64_t b = 0; b < n_blocks; b++)
     get(from[b / parts], static_cast<int>(b % parts), static_cast<int>(row % 16), y + 32 * b);
+  if (!rest) return;
+  float last[32];
+  get(from[n_blocks / parts], static_cast<int>(n_blocks % parts), static_cast<int>(row % 16), last);
+  memcpy(y + 32 * n_blocks, last, static_cast<size_t>(rest) * sizeof(float));
 }
 
 }  // namespace

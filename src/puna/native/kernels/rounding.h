@@ -10,10 +10,12 @@ namespace puna {
 namespace {
 
 inline void place_floats(Rounding rounding, const float* x, const Activations& a, int64_t t, int64_t begin, int64_t end) {
-  for (int64_t b = begin / 32; b < end / 32; b++) {
+  for (int64_t b = begin / 32; 32 * b < end; b++) {
+    const int64_t n = end - 32 * b < 32 ? end - 32 * b : 32;
     float* to = a.x + (b * a.n + t) * 32;
-    if (rounding == no_rounding) memcpy(to, x + 32 * b, 32 * sizeof(float));
-    else for (int k = 0; k < 32; k++) to[k] = float_of_bits(rounded_to_bfloat(bits_of_float(x[32 * b + k])));
+    if (rounding == no_rounding) memcpy(to, x + 32 * b, static_cast<size_t>(n) * sizeof(float));
+    else for (int k = 0; k < n; k++) to[k] = float_of_bits(rounded_to_bfloat(bits_of_float(x[32 * b + k])));
+    for (int64_t k = n; k < 32; k++) to[k] = 0;
   }
 }
 

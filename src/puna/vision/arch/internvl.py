@@ -1,8 +1,11 @@
-"""InternVL's eyes (Chen et al. 2024), the smaller of them: a vision transformer over square tiles, two by two patches merged.
+"""InternVL's eyes (Chen et al. 2024): a vision transformer over square tiles, two by two patches merged.
 
 An image fills the grid of tiles whose proportions are nearest to its own, and all of it made as small as a tile comes last,
 unless there is one tile alone. The class comes first and leaves no row. That is the published processor's and model's;
 libmtmd puts black at the sides of the grid, and has the class last, so that each patch gets its neighbour's position.
+
+The encoder of 6B parameters, which the largest models have, divides by root mean squares, also queries and keys across all heads.
+No key says so: its norms have no bias.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Backend, Context, Use
 from puna.ml.tensor import Tensor
 from puna.nn.declare import bind, gguf
-from puna.nn.layers import LayerNorm, Linear
+from puna.nn.layers import LayerNorm, Linear, RMSNorm
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.grid import nearest_grid
 from puna.vision.look import Kept, Look
@@ -25,10 +28,33 @@ from puna.vision.metadata import Activation, VisionMetadata, VisionOptions
 from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, by_cells, normalised, patches, resized, size_of
 from puna.vision.special import PLACEHOLDER, special
-from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, layers_of
+from puna.vision.vit import MAX_NODES_OF_LAYER, Attention, Layer, Layers, PatchEmbedding, Positions, layers_of
 
 PROJECTOR_EPS = 1e-5
 MOST_TILES = 64
+
+
+@dataclass
+class LargeAttention(Attention):
+    query_norm: RMSNorm = gguf("attn_q_norm", dims="mixed")
+    key_norm: RMSNorm = gguf("attn_k_norm", dims="mixed")
+
+    def normalised(self, query: Tensor, key: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        parts = ((query, self.query_norm), (key, self.key_norm))
+        query, key = (norm(x.flatten(), eps).unflatten(*x.shape[:2]) for x, norm in parts)
+        return query, key
+
+
+@dataclass
+class LargeLayer(Layer):
+    attention: LargeAttention
+    norm1: RMSNorm = gguf("ln1", dims="embd")  # type: ignore[assignment]  # called as the other is
+    norm2: RMSNorm = gguf("ln2", dims="embd")  # type: ignore[assignment]
+
+
+@dataclass
+class LargeLayers(Layers):
+    layers: list[LargeLayer] = gguf("v.blk")  # type: ignore[assignment]  # a list of what a Layer is
 
 
 @dataclass
@@ -64,7 +90,8 @@ class InternVLVision:
         dims |= {"merged": o.n_embd * self.cell**2, "text": self.n_out}
         dims |= dict.fromkeys(("q", "k", "v", "mixed"), o.n_heads * o.head_dim) | {"qkv": 3 * o.n_heads * o.head_dim}
         self.weights = bind(Weights, backend, file, {}, dims)
-        self.layers = bind(layers_of(file, o), backend, file, {"layers": o.n_layers}, dims).layers
+        layers = layers_of(file, o) if "v.blk.0.ln1.bias" in file.tensors else LargeLayers
+        self.layers = bind(layers, backend, file, {"layers": o.n_layers}, dims).layers
 
     def _n_tiles(self, width: int, height: int) -> tuple[int, int]:
         return nearest_grid(width, height, self.options.image_size, self.min_tiles, self.max_tiles)

@@ -17,7 +17,7 @@ from puna.native.kernels import library, race
 from puna.native.kernels.build import LIBRARY
 from puna.native.kernels.library import Kernels
 from tests import needs, packed
-from tests.packed import ALL_TYPES, TYPES, TYPES_OF_256, WITH_GGML, block_of, error, matrix, rounded_for
+from tests.packed import ALL_TYPES, FLOATS, TYPES, TYPES_OF_256, WITH_GGML, block_of, error, matrix, rounded_for
 
 needs.kernels()
 KERNELS = library.kernels()
@@ -58,6 +58,26 @@ def test_products_are_ggml_s(kernels: Kernels, cpu: products.Cpu, name: str, ins
         with matrix(kernels, tensor_type, data, n_in, n_rows) as weights:
             for n in COUNTS:
                 assert error(weights.times(x[:n]), expected[:n]) < WITH_GGML, (n_in, n_rows, n)
+
+
+@pytest.mark.parametrize("instructions", AVAILABLE)
+@pytest.mark.parametrize("name", sorted(FLOATS))
+def test_rows_of_floats_may_have_any_length(kernels: Kernels, cpu: products.Cpu, name: str, instructions: str) -> None:
+    """What stands in memory behind the last of them is not read."""
+    tensor_type = FLOATS[name]
+    kernels.use(instructions)
+    for n_in, n_rows in ((1, 1), (31, 16), (33, 40), (588, 55), (100, 17)):
+        data, values = products.random_weights(tensor_type, -(-n_in * n_rows // 32) * 32)
+        data, values = data[: data.size // values.size * n_in * n_rows], values[: n_in * n_rows].reshape(n_rows, n_in)
+        x = rounded_for(name, activations(max(COUNTS), n_in))
+        expected = packed.ggml_product(cpu, tensor_type, data, x, n_rows)
+        with matrix(kernels, tensor_type, data, n_in, n_rows) as weights:
+            for n in COUNTS:
+                assert error(weights.times(x[:n]), expected[:n]) < WITH_GGML, (n_in, n_rows, n)
+        bytes_ = packed.pack(kernels, tensor_type, data, n_in, n_rows)
+        found = np.full(n_in + 1, 12345.0, np.float32)
+        kernels.puna_unpack(tensor_type, bytes_.ctypes.data, n_in, n_rows - 1, found.ctypes.data)
+        assert np.array_equal(found, [*values[-1], 12345.0])
 
 
 @pytest.mark.parametrize("instructions", AVAILABLE)
@@ -214,7 +234,7 @@ def test_a_change_of_the_layout_gets_another_number() -> None:
 
 def test_other_types_and_shapes_are_not_packed() -> None:
     assert KERNELS.puna_packed_bytes(products.weight_types()["iq3_s"], 256, 16) == 0
-    assert KERNELS.puna_packed_bytes(ALL_TYPES["f16"], 48, 16) == 0
+    assert KERNELS.puna_packed_bytes(ALL_TYPES["q8_0"], 48, 16) == 0
     assert KERNELS.puna_packed_bytes(ALL_TYPES["q4_K"], 96, 16) == 0
     assert KERNELS.puna_packed_bytes(ALL_TYPES["q4_0"], 48, 16) == 0
 

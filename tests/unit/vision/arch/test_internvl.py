@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from puna.errors import FileFormatError, MissingTensors, UnsupportedModel
@@ -14,7 +15,7 @@ from puna.vision.metadata import CLIP_MEAN, CLIP_STD
 from puna.vision.pixels import Filter, resized
 from tests.tiny import write_llama
 from tests.vision import internvl
-from tests.vision.encoding import difference, opened_eyes, picture
+from tests.vision.encoding import Floats, difference, opened_eyes, picture
 from tests.vision.files import Encoder
 
 
@@ -46,6 +47,50 @@ def test_an_image_fills_its_tiles(width: int, height: int, grid: tuple[int, int]
         assert np.abs(cut - (tile / 255.0 - CLIP_MEAN) / CLIP_STD).max() < 1e-5
         assert piece.arrays["places"][0] == 0
         assert sorted(piece.arrays["places"]) == list(range(37))
+
+
+def in_numpy(e: Encoder, patches: Floats, places: npt.NDArray[np.int32], *, is_large: bool) -> Floats:
+    """One tile through the encoder, from its published description."""
+    w = {name: values.astype(np.float64) for name, values in e.tensors.items()}
+    n_embd, n_heads = e.keys["vision.embedding_length"], e.keys["vision.attention.head_count"]
+
+    def norm(x: Any, name: str, eps: float = 1e-6, *, by_root: bool = False) -> Any:
+        x = x if by_root else x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w.get(f"{name}.bias", 0)
+
+    def linear(x: Any, name: str) -> Any:
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+    def gelu(x: Any) -> Any:
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    x = patches @ w["v.patch_embd.weight"].reshape(n_embd, -1).T + w["v.patch_embd.bias"]
+    x = np.concatenate([w["v.class_embd"][None], x]) + w["v.position_embd.weight"][places]
+    for i in range(e.keys["vision.block_count"]):
+        blk = f"v.blk.{i}"
+        y = norm(x, f"{blk}.ln1", by_root=is_large)
+        q, k, v = (linear(y, f"{blk}.attn_{part}") for part in "qkv")
+        if is_large:
+            q, k = norm(q, f"{blk}.attn_q_norm", by_root=True), norm(k, f"{blk}.attn_k_norm", by_root=True)
+        q, k, v = (part.reshape(len(x), n_heads, -1).swapaxes(0, 1) for part in (q, k, v))
+        scores = np.exp(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]))
+        mixed = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(x), -1)
+        x = x + linear(mixed, f"{blk}.attn_out") * w[f"{blk}.ls1.weight"]
+        bent = gelu(linear(norm(x, f"{blk}.ln2", by_root=is_large), f"{blk}.ffn_up"))
+        x = x + linear(bent, f"{blk}.ffn_down") * w[f"{blk}.ls2.weight"]
+    cells = norm(x[1:].reshape(-1, 4 * n_embd), "mm.model.mlp.0", 1e-5)
+    found: Floats = linear(gelu(linear(cells, "mm.model.mlp.1")), "mm.model.mlp.3")
+    return found
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_rows_are_those_of_the_published_description(is_large: bool, text: Path, tmp_path: Path) -> None:
+    """Also with the norms of the large encoder, which libmtmd tells by sizes that no test can have."""
+    encoder, pixels = internvl.encoder(is_large=is_large), picture(84, 84)
+    with opened_eyes(encoder.save(tmp_path / "p.gguf"), text) as eyes:
+        (piece,) = eyes.model.prepare(pixels).pieces
+        expected = in_numpy(encoder, piece.arrays["patches"], piece.arrays["places"], is_large=is_large)
+        assert difference(eyes.rows(pixels), expected) < 1e-3
 
 
 def test_the_class_and_the_scales_take_part(text: Path, tmp_path: Path) -> None:
