@@ -35,8 +35,18 @@ BUDGETS = {
     ),
     "puna serve": (
         "import puna.server.process.private, puna.server.process.serve",
-        600,
-        ("numpy", "jinja2", "rich", "httpcore", "puna.native", "puna.runner", "puna.api.openai", "puna.api.anthropic"),
+        570,
+        (
+            "numpy",
+            "jinja2",
+            "rich",
+            "httpcore",
+            "prometheus_client",
+            "puna.native",
+            "puna.runner",
+            "puna.api.openai",
+            "puna.api.anthropic",
+        ),
     ),
     "puna runner": (
         "import puna.runner.process.main; from puna.runner.process.spare import prepare; prepare()",
