@@ -36,6 +36,10 @@ def main() -> None:
 
         decode_main()
     else:
+        import signal
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command line takes it back when there is something to end
         from puna.cli.main import main as cli_main
 
         cli_main()
