@@ -48,6 +48,7 @@ def script(place: Path, target: str, *, keeps_compiler: bool, library: Path | No
         f"mount -t overlay overlay -o lowerdir=/,upperdir={place}/upper,workdir={place}/work {root}",
         f"mount --rbind /dev {root}/dev",
         f"mount --rbind /proc {root}/proc",
+        f"mount --rbind /sys {root}/sys",
         f"mount -t tmpfs tmpfs {root}/tmp",
         *(f"rm -f {shlex.quote(str(file))}" for file in removed),
         f"mkdir -p {home}/.cache/puna",

@@ -220,12 +220,13 @@ def test_a_model_that_is_missing_is_pulled(starter_store: Store, tmp_path: Path,
     assert pulled == [STARTER]
 
 
-def test_ctrl_c_ends_the_wait_and_the_work(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.3])
+def test_ctrl_c_ends_the_wait_and_the_work(wait_s: float, model: Path, tmp_path: Path) -> None:
+    """Also in the first moments of the first call."""
     program = f"""
 import sys
 from puna import Engine
 with Engine({str(model)!r}, models={str(tmp_path)!r}) as engine:
-    engine.generate("fox", num_predict=1)  # whatever is imported late is, by then: an interrupt there is another matter
     try:
         print("ready", flush=True)
         engine.generate("fox", num_predict=20000, ignore_eos=True)
@@ -238,7 +239,7 @@ print("closed", flush=True)
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "ready\n"
-            time.sleep(0.3)  # it waits by then, for an answer that takes far longer
+            time.sleep(wait_s)  # the answer takes far longer
             process.send_signal(signal.SIGINT)
             rest, _ = process.communicate(timeout=PATIENCE_S)
         finally:

@@ -6,6 +6,7 @@ process imports the command line.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from puna.cli import connect
@@ -24,6 +25,8 @@ def main() -> None:
             connect.start_early(expects_model=arguments[:1] in ([], ["run"]))
         from puna.cli.app import app
 
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here an interrupt simply ends this process
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         complete(lambda: app(args=_written_out(arguments), prog_name="puna"))
     except (PunaError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)

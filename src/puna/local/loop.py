@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from puna.local.interrupts import Interrupts
+
 T = TypeVar("T")
 
 _END_TIMEOUT_S = 15.0
@@ -36,12 +38,14 @@ class LoopThread:
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError("the engine is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            _give_up(future)
-            raise
+        with Interrupts() as interrupts:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            interrupts.when_one_comes(future.cancel)
+            try:
+                return future.result()
+            except BaseException:
+                _give_up(future)
+                raise
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """The same items for a program without a loop; closing it early closes them."""

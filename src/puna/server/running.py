@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 def pipeline_of(settings: Settings, store: Store, scheduler: Placement, launcher: Launcher) -> Pipeline:
     """*launcher* is what the scheduler starts runners with."""
     metrics = Metrics(scheduler.models, launcher.spare)
-    for collector in scheduler.collectors:
-        metrics.add(collector)
+    metrics.collectors.extend(scheduler.collectors)
     return Pipeline(settings, store, scheduler, metrics, Renderers())
 
 

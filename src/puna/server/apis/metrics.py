@@ -7,12 +7,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from puna.server.http.replies import json_response
-from puna.server.metrics import CONTENT_TYPE
 from puna.server.pipeline import Pipeline
 
 
 async def metrics(request: Request) -> Response:
-    return Response(await Pipeline.of(request).metrics.text(), headers={"content-type": CONTENT_TYPE})
+    from puna.server import exposition  # with a library that nobody else needs
+
+    return Response(await exposition.text(Pipeline.of(request).metrics), headers={"content-type": exposition.CONTENT_TYPE})
 
 
 async def health(_: Request) -> Response:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Sized
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
-
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, Protocol
 
 from puna import wire
 from puna.llm.discovery import Machine
 from puna.llm.load import LoadRequirements
 from puna.llm.model_runner import ModelRunner, Watched
 from puna.server.placing.loaded import Loadable, Running, State
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 
 class Acquired(Protocol):

@@ -16,8 +16,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING
 
 from puna.errors import LoadError, Overloaded
 from puna.llm.discovery import Machine
@@ -30,6 +29,9 @@ from puna.server.placing.pressure import MemoryPressure
 from puna.server.placing.queue import Queue, Waiter
 from puna.server.placing.table import LoadedModels, first_to_leave
 from puna.settings import FOREVER, Settings
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 

@@ -20,17 +20,22 @@ from puna.errors import PunaError
 from puna.llm.early import Begun, begin
 from puna.settings import Settings, load
 
+_EXPECTS_MODEL = "--expect-model"
 _GRACE_S = 8.0  # more than the server takes when all goes well
 
 
 def main(argv: Sequence[str]) -> None:
-    """*argv*: the descriptor of a socket that listens, and ``--expect-model`` where a model will be asked for at once."""
-    fd, *flags = argv
+    settings = load()
+    begun = begin() if _EXPECTS_MODEL in argv and settings.warm_spare else None
+    import argparse
+
+    parser = argparse.ArgumentParser("puna private-server", description="A server of one command's own.")
+    parser.add_argument("fd", type=int, help="an inherited socket that listens")
+    parser.add_argument(_EXPECTS_MODEL, action="store_true", help="a model will be asked for at once")
+    args = parser.parse_args(argv)
     threading.Thread(target=_stop_at_end_of_input, daemon=True).start()
     try:
-        settings = load()
-        begun = begin() if "--expect-model" in flags and settings.warm_spare else None
-        with socket.socket(fileno=int(fd)) as listener:
+        with socket.socket(fileno=args.fd) as listener:
             serve(settings, listener, begun)
     except (PunaError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
