@@ -57,7 +57,7 @@ def _address() -> str | None:
     """
     from ray._private import services
 
-    found: str | None = services.canonicalize_bootstrap_address(None)
+    found: str | None = services.canonicalize_bootstrap_address(None)  # type: ignore[arg-type]  # as it says itself
     return found
 
 
