@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 
 import httpx
 
+from bench.ending import interrupt_on_sigterm
 from puna.settings import load
 
 PATIENCE_S = 240.0
@@ -53,6 +55,7 @@ def raylets(folder: Path, n_nodes: int) -> Iterator[Raylets]:
     command = [sys.executable, "-m", "bench.raylets", str(folder), str(n_nodes)]
     log = (folder / "raylets.log").open("w")
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent), "OLLAMA_NUM_PARALLEL": "4"}
+    environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-")  # short, since sockets lie below it; nobody else finds this cluster
     with (
         log,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environ) as process,
@@ -69,6 +72,7 @@ def raylets(folder: Path, n_nodes: int) -> Iterator[Raylets]:
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+            shutil.rmtree(environ["RAY_TMPDIR"], ignore_errors=True)
 
 
 @contextmanager
@@ -229,4 +233,5 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     main(sys.argv[1] if len(sys.argv) > 1 else "smollm2:135m")

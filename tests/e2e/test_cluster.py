@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
-from bench.cluster import Raylets, Result, ask, converse, head, metric, opening, raylets, spread, until
+from bench.cluster import SERVE, Raylets, Result, ask, converse, head, metric, opening, raylets, spread, until
 
 from puna.store.recipe import Recipe
 from puna.store.store import Store
@@ -134,26 +138,27 @@ def test_ray_serve_runs_the_same_server(world: World) -> None:
 
 
 def test_a_machine_is_lost_under_load_and_every_request_ends(world: World) -> None:
-    result, begun = Result(), threading.Barrier(19)
+    result = Result()
 
     def long(number: int) -> None:
-        begun.wait()
         options = {"num_predict": 600, "ignore_eos": True}
         ask(world.prefix, result, {"model": MODEL, "messages": opening(f"long {number}"), "options": options})
 
     threads = [threading.Thread(target=long, args=(number,)) for number in range(18)]
-    for thread in threads:
-        thread.start()
-    begun.wait()
-    until(lambda: min([*metric(world.prefix, "puna_replica_requests").values(), 99]) >= 2)
-    world.cluster.kill(2)
-    lost = converse(world.prefix, MODEL, tag="lost", n_conversations=20, n_turns=2)
+
+    def lose_one() -> None:
+        for thread in threads:
+            thread.start()
+        until(lambda: min([*metric(world.prefix, "puna_replica_requests").values(), 99]) >= 2)
+        world.cluster.kill(2)
+
+    lost = converse(world.prefix, MODEL, tag="lost", n_conversations=60, n_turns=3, at_half=lose_one)
     for thread in threads:
         thread.join(240)
     print(f"long     {result.told()}\nlost     {lost.told()}")
-    assert sum(result.endings.values()) == 18
-    assert set(result.endings) <= {"answered", "error in the middle"}
-    assert all("lost in the middle of it" in error for error in result.errors)
+    assert (sum(result.endings.values()), sum(lost.endings.values())) == (18, 180)
+    assert set(result.endings) | set(lost.endings) <= {"answered", "error in the middle"}
+    assert all("lost in the middle of it" in error for error in result.errors + lost.errors)
     moved = sum(metric(world.prefix, "puna_node_requests_moved_total").values())
     broken = sum(metric(world.prefix, "puna_node_requests_broken_total").values())
     assert broken == result.endings["error in the middle"] + lost.endings["error in the middle"]
@@ -179,3 +184,25 @@ def test_a_head_of_another_version_replaces_the_nodes_and_breaks_no_request(worl
         assert result.endings == {"answered": 6}
         assert converse(client, MODEL, tag="next", n_conversations=4, n_turns=2).endings == {"answered": 8}
         until(lambda: sum(metric(world.prefix, "puna_node_up").values()) == 0)
+
+
+def test_a_ray_that_was_started_for_one_machine_listens_on_loopback_alone(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="ray-") as own:  # short: sockets lie below it
+        environ = {"RAY_TMPDIR": own, "HOME": str(tmp_path)}
+        with head(tmp_path, "", free_port(), tmp_path / "models", SERVE, **environ) as client:
+            until(lambda: sum(metric(client, "puna_node_up").values()) == 1)
+            started = list(_of(own))
+            listening = [c.laddr.ip for p in started for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert len(listening) >= 4
+        assert [ip for ip in listening if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback] == []
+        psutil.wait_procs(started, timeout=60)
+        assert not [process for process in started if process.is_running()]
+
+
+def _of(folder: str) -> Iterator[psutil.Process]:
+    """The processes of a cluster of Ray whose folder that is: it stands in their commands, or their parents' do."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if folder in " ".join(process.cmdline()):
+                yield process
+                yield from process.children(recursive=True)

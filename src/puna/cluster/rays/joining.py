@@ -37,13 +37,28 @@ def join() -> None:
     if ray.is_initialized():
         return
     common = {"namespace": NAMESPACE, "logging_level": logging.WARNING, "log_to_driver": False}
-    try:
-        ray.init(address="auto", **common)
-    except ConnectionError as error:
-        if os.environ.get("RAY_ADDRESS"):
-            raise PunaError(f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster of Ray can be reached there") from error
+    address = _address()
+    if address is None:
         _start(ray, common)
+        return
+    try:
+        ray.init(address=address, **common)
+    except ConnectionError as error:
+        raise PunaError(
+            f"{address}: no cluster of Ray can be reached there (RAY_ADDRESS, or what ray start left here)"
+        ) from error
     _warn(ray)
+
+
+def _address() -> str | None:
+    """What was named, or what ``ray start`` left for this machine; None: there is nothing.
+
+    Not ``auto``, which also takes whatever cluster of somebody else it finds among the processes.
+    """
+    from ray._private import services
+
+    found: str | None = services.canonicalize_bootstrap_address(None)  # type: ignore[arg-type]  # as it says itself
+    return found
 
 
 def _start(ray: Any, common: dict[str, Any]) -> None:

@@ -86,7 +86,8 @@ class RayMembership:
 
     def _others(self, node: dict[str, Any], version: str) -> list[str]:
         prefix = _prefix(node)
-        names = [entry["name"] if isinstance(entry, dict) else entry for entry in self._ray.util.list_named_actors()]
+        found = self._ray.util.list_named_actors(all_namespaces=True)  # a head on Ray Serve is in that one's namespace
+        names = [actor["name"] for actor in found if actor["namespace"] == NAMESPACE]
         return [name for name in names if name.startswith(prefix) and name != f"{prefix}{version}"]
 
 

@@ -46,4 +46,4 @@ def test_a_cluster_that_was_named_and_is_not_there_is_an_error_and_none_is_start
         "from puna.cluster.rays.joining import join; join()"
     )
     done = run(program, RAY_ADDRESS="192.0.2.1:6379")
-    assert "RAY_ADDRESS=192.0.2.1:6379: no cluster of Ray can be reached there" in done.stderr
+    assert "192.0.2.1:6379: no cluster of Ray can be reached there" in done.stderr
