@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -186,7 +186,11 @@ def main() -> None:
         if args.peer_binary:
             entered.append(stack.enter_context(contenders.llama_server(args.peer_binary, path, limits, [])))
         sides = [Side(ENGINE), *(Side(contender.name) for contender in entered)]
-        race(args, sides, entered, path, limits)
+        with suppress(KeyboardInterrupt):  # what was measured until then is shown
+            race(args, sides, entered, path, limits)
+    sides = [side for side in sides if side.turns and len(side.turns) == len(sides[0].turns)]
+    if not sides:
+        sys.exit("interrupted before anything was measured")
     console = Console(width=120)
     console.print(table_of(sides))
     about |= {name: getattr(args, name) for name in ("prompts", "turns", "tokens", "clients", "slots", "n_ctx")}
