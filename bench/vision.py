@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.mtmd_oracle import MtmdOracle
 from tests.puna_engine import PunaEngine
-from tests.vision import gemma3, gemma4, idefics3, internvl, lfm2, llama4, llava, pixtral, qwen
+from tests.vision import gemma3, gemma4, idefics3, internvl, lfm2, llama4, llava, minicpmv, pixtral, qwen
 from tests.vision.conversation import Prompt, computed, marked
 from tests.vision.encoding import Eyes, opened_eyes, picture
 from tests.vision.files import Encoder, add_tokens
@@ -115,6 +115,14 @@ SHAPES = {
         (336, 336),
         "llama",
         for_libmtmd=llava.for_libmtmd,
+    ),
+    "minicpm-v": Shape(
+        "MiniCPM-V 2.6",
+        minicpmv.encoder,
+        {**SIGLIP, "side": 32, "n_queries": 64, "n_text": 3584},
+        (448, 448),
+        "qwen2",
+        tokens=minicpmv.TOKENS,
     ),
     "pixtral": Shape(
         "Mistral Small 3.1",

@@ -23,7 +23,7 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 8
+VERSION = 9
 
 # Of packed matrices, which all instruction sets read alike: another one when formats.h lays them out in another way.
 LAYOUT = "1"

@@ -24,11 +24,12 @@ from puna.nn.declare import bind, gguf
 from puna.nn.layers import LayerNorm, Linear
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.vision.budget import MAX_ASPECT, check_aspect
+from puna.vision.look import Group, Kept, Look, LookAtOnce
 from puna.vision.metadata import HALF, Activation, VisionMetadata, VisionOptions
-from puna.vision.model import Piece, Pixels, Placed, Prepared, State
+from puna.vision.model import Divided, Piece, Pixels, Placed, Prepared, State
 from puna.vision.pixels import Filter, Floats, Size, normalised, patches, resized, size_of
 from puna.vision.special import PLACEHOLDER, special
-from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, attend, layers_of
+from puna.vision.vit import MAX_NODES_OF_LAYER, PatchEmbedding, Positions, layers_of
 
 MOST_SLICES = 9
 BUCKETS = 70  # along a side, to which the places of patches are rounded down
@@ -74,6 +75,7 @@ class MiniCPMVVision:
         self.options = o = VisionOptions.read(meta, mean=HALF, std=HALF, eps=1e-6)
         self.activation = meta.activation(Activation.GELU)
         self.n_layers = o.n_layers
+        self.kept = Kept(o.head_dim, o.n_heads)
         self.n_out = text.metadata.integer("embedding_length")
         if self.n_out % QUERY_HEAD_DIM:
             raise FileFormatError(f"{meta.path}: vectors of {self.n_out} cannot be split into heads of {QUERY_HEAD_DIM}")
@@ -144,7 +146,9 @@ class MiniCPMVVision:
         row, column = (np.arange(n, dtype=np.int32) * BUCKETS // n for n in (rows, columns))
         places = (row[:, None] * BUCKETS + column).reshape(-1)
         cut = patches(normalised(pixels, o.mean, o.std), o.patch_size)
-        return Piece({"patches": cut, "places": places.astype(np.int32), "sines": sines(rows, columns, self.n_out)})
+        arrays = {"patches": cut, "places": places.astype(np.int32), "sines": sines(rows, columns, self.n_out)}
+        divided = Divided(len(cut), (0, len(cut)), 0, {"patches": 0, "places": 0}, begins=True)  # every query looks at all
+        return Piece(arrays, divided)
 
     def _placed(self, grid: Size | None) -> Placed:
         tokens: list[int] = []
@@ -176,8 +180,8 @@ class MiniCPMVVision:
     def begin(self, ctx: Context, inputs: Mapping[str, Tensor]) -> State:
         return (self.weights.patches(inputs["patches"]) + self.weights.positions(inputs["places"]),)
 
-    def layer(self, ctx: Context, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
-        return (self.layers[index](ctx, state[0], self.options, self.activation),)
+    def layer(self, look: Look, state: State, inputs: Mapping[str, Tensor], index: int) -> State:
+        return (self.layers[index](look, state[0], self.options, self.activation),)
 
     def end(self, ctx: Context, state: State, inputs: Mapping[str, Tensor]) -> Tensor:
         w, eps, n_heads = self.weights, self.options.eps, self.n_out // QUERY_HEAD_DIM
@@ -185,7 +189,8 @@ class MiniCPMVVision:
         query = w.query(w.query_norm(ctx.use(w.queries), eps))
         key, value = w.key(seen + inputs["sines"]), w.value(seen)
         query, key, value = (x.unflatten(QUERY_HEAD_DIM, n_heads) for x in (query, key, value))
-        return w.projection(w.last_norm(w.output(attend(ctx, query, key, value)), eps))
+        looked = LookAtOnce(ctx)(query, key, value, [Group(0, self.n_piece, n_seen=seen.shape[1])])
+        return w.projection(w.last_norm(w.output(looked), eps))
 
     def max_nodes(self) -> int:
         return 64 + MAX_NODES_OF_LAYER * self.n_layers
