@@ -47,7 +47,7 @@ def test_home_assistant(live: Live) -> None:
         client = ollama.AsyncClient(host=live.url, headers={"Authorization": "Bearer anything"}, timeout=PATIENCE_S)
         installed, _loaded = await asyncio.gather(client.list(), client.ps())
         assert "caller:latest" in {model["model"] for model in installed.get("models", [])}
-        messages = [ollama.Message(**SYSTEM), ollama.Message(**ASKED)]
+        messages = [ollama.Message.model_validate(SYSTEM), ollama.Message.model_validate(ASKED)]
         for keep_alive in (-1, "300s"):
             stream = await client.chat(
                 model="caller:latest",
@@ -55,7 +55,7 @@ def test_home_assistant(live: Live) -> None:
                 tools=TOOLS,
                 stream=True,
                 keep_alive=keep_alive,
-                options={"num_ctx": 2048.0},  # type: ignore[arg-type]  # its form gives numbers with a fraction
+                options={"num_ctx": 2048.0},  # its form gives numbers with a fraction
                 think=False,
                 format=None,
             )
@@ -74,10 +74,10 @@ def test_home_assistant(live: Live) -> None:
             content = "".join(part.get("content") or "" for part in parts)
             messages.append(ollama.Message(role="assistant", content=content, tool_calls=called))
             messages += [ollama.Message(role="tool", content='{"data": {"sky": "grey"}, "error": null}') for _ in calls]
-        structure = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+        structure: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
         stream = await client.chat(
             model="hello",
-            messages=[ollama.Message(**ASKED)],
+            messages=[ollama.Message.model_validate(ASKED)],
             stream=True,
             keep_alive="300s",
             options={"num_ctx": 2048},
