@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -111,6 +112,7 @@ def test_layers_go_to_workers_as_their_memory_allows(folder: Path, alone: dict[s
         assert all(devices[worker.device]["total"] == 40 << 20 for worker in workers)
 
 
+@pytest.mark.thorough
 def test_libllama_computes_on_workers_as_well(folder: Path) -> None:
     with rpc_workers.running(1, "--memory", "40M") as workers, cluster(folder, workers, OLLAMA_NEW_ENGINE="0") as server:
         answer = ask(server, "a")
@@ -118,6 +120,7 @@ def test_libllama_computes_on_workers_as_well(folder: Path) -> None:
         assert answer == ask(server, "a", num_gpu=0)
 
 
+@pytest.mark.thorough
 def test_a_conversation_goes_on_in_the_cache_of_the_workers(folder: Path, alone: dict[str, Any]) -> None:
     """Its prefix is found again, and a context that is full moves on, with keys and values that are elsewhere."""
     with rpc_workers.running(1) as workers, cluster(folder, workers) as server:
@@ -186,6 +189,7 @@ def test_a_worker_that_comes_late_is_used_from_the_next_load_on(folder: Path, al
             worker.close()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_never_answers_delays_a_load_and_nothing_more(folder: Path, alone: dict[str, Any]) -> None:
     """It listens, as a machine does whose program hangs; also ggml's own server while it serves somebody else."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -195,6 +199,7 @@ def test_a_worker_that_never_answers_delays_a_load_and_nothing_more(folder: Path
         assert f"the RPC worker {endpoint} gave no answer within 4 s" in (folder / "server.log").read_text()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_falls_silent_ends_the_model_after_a_while(folder: Path, alone: dict[str, Any]) -> None:
     """As a machine without power: no connection ends, nothing is said any more."""
     with rpc_workers.running(1, "--memory", "1G") as (worker,), cluster(folder, [worker], PUNA_STALL_TIMEOUT="3") as server:
@@ -210,6 +215,7 @@ def test_a_worker_that_falls_silent_ends_the_model_after_a_while(folder: Path, a
             os.kill(worker.process.pid, signal.SIGCONT)
 
 
+@pytest.mark.thorough
 def test_what_a_model_sees_with_may_be_on_a_worker(tmp_path: Path) -> None:
     text = gemma3.write_text(tmp_path / "text.gguf", n_ctx=2048)
     projector = gemma3.encoder().save(tmp_path / "projector.gguf")
@@ -224,3 +230,21 @@ def test_what_a_model_sees_with_may_be_on_a_worker(tmp_path: Path) -> None:
             assert response.status_code == 200, response.text
             seen.append(response.json()["response"])
     assert seen[0] == seen[1]
+
+
+@pytest.mark.thorough
+def test_a_real_model_says_the_same_on_two_machines(starter_store: Store, tmp_path: Path) -> None:
+    """Quantised weights, a template, a conversation: half of the layers there, half here."""
+    shutil.copytree(starter_store.root, tmp_path / "models", copy_function=os.link)
+    messages = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+    said = []
+    with rpc_workers.running(1) as (worker,), cluster(tmp_path, [worker]) as server:
+        for num_gpu in (0, 15, 999):
+            options = {"temperature": 0, "num_predict": 24, "num_ctx": 512} | {"num_gpu": num_gpu}
+            body = {"model": "smollm2:135m", "messages": messages, "options": options, "stream": False}
+            response = httpx.post(f"{server.url}/api/chat", json=body, timeout=PATIENCE_S)
+            assert response.status_code == 200, response.text
+            said.append((response.json()["message"]["content"], sorted(placed(server, "smollm2"))))
+    (alone, here), (half, both), (away, there) = said
+    assert (here, both, there) == (["CPU"], ["CPU", worker.device], [worker.device])
+    assert alone == half == away

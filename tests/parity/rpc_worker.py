@@ -18,9 +18,10 @@ from tests.parity.split_worker import scenario
 from tests.puna_engine import PunaEngine
 
 
-def main(folder: Path, first: str, second: str) -> None:
+def main(folder: Path, first: str, second: str, *models: str) -> None:
     """*first* and *second* are names of devices. Puna's own products are only for a model that is here in full."""
-    for name, row in ROWS.items():
+    for name in models:
+        row = ROWS[name]
         path = row.write(folder / "model.gguf", seed=3, **next(iter(row.variants.values())))
         limits: dict[str, Any] = {"n_ctx": 256, "n_sequences": 4, "n_threads": 1, "use_kernels": False, **row.limits}
         with PunaEngine(path, **limits) as engine:
