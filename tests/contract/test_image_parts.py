@@ -20,8 +20,8 @@ from tests.models.mllama import write_mllama
 from tests.thorough import first
 from tests.vision import internvl, llava, qwen
 from tests.vision.encoding import Floats, difference, picture
-from tests.vision.table import FAMILIES
 from tests.vision.files import Encoder
+from tests.vision.table import FAMILIES
 
 # Products of few rows sum in another order.
 WORST = 1e-4

@@ -33,7 +33,6 @@ def encoder(
     cell: int = 2,
     n_adapter: tuple[int, int] = (192, 160),
     n_text: int = 256,
-    tile: int = TILE,
     dtype: str = "f32",
 ) -> Encoder:
     e = Encoder(seed, TensorType.from_name(dtype))
