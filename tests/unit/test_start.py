@@ -56,7 +56,7 @@ BUDGETS = {
     ),
     "puna render": ("import puna.prompt.worker", 215, ("numpy", "pydantic", "puna.server", "puna.native")),
     "puna decode": ("import puna.vision.images.worker", 175, ("numpy", "pydantic", "puna.server", "puna.native", "puna.gguf")),
-    "puna discover": ("import puna.runner.process.discover", 180, ("numpy", "pydantic", "puna.server")),
+    "puna discover": ("import puna.runner.process.discover", 182, ("numpy", "pydantic", "puna.server")),
 }
 
 

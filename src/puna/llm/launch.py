@@ -16,6 +16,7 @@ from pathlib import Path
 from puna import environment
 from puna.errors import LoadError, Overloaded
 from puna.llm.discovery import Machine
+from puna.llm.early import Begun
 from puna.llm.runner import Runner, command_for
 from puna.llm.spare import Spare
 
@@ -68,6 +69,12 @@ async def start(model_path: Path) -> Runner:
 
 async def start_with(model_path: Path, environ: Mapping[str, str]) -> Runner:
     return await Runner.start(command_for(model_path), environ={**environment.for_computing(), **environ})
+
+
+def for_one_model(begun: Begun | None = None, *, has_spare: bool = True) -> Launcher:
+    """For who loads one model, once: its runner stands ready, and tells the devices. *begun*: it was started already."""
+    spare = Spare(refill=False, begun=begun) if has_spare else None
+    return Launcher(spare, machine=Machine(ask=spare.devices if spare else None))
 
 
 class Launcher:

@@ -16,9 +16,7 @@ from starlette.exceptions import HTTPException
 from puna import wire
 from puna.api.generate import ChatRequest, GenerateRequest
 from puna.errors import NotFound, PunaError, UnsupportedModel
-from puna.llm.discovery import Machine
-from puna.llm.launch import Launcher
-from puna.llm.spare import Spare
+from puna.llm.launch import for_one_model
 from puna.local.answers import Answer, Chunk, Ranked, answer_of, chunk_of
 from puna.local.batch import in_order
 from puna.local.parameters import Chat, Generate, Messages, chat_request, generate_request
@@ -31,11 +29,8 @@ from puna.server.checking.request import EmbeddingRequest, InferenceRequest
 from puna.server.http.caller import Caller
 from puna.server.http.request_id import new_id
 from puna.server.pipeline import Pipeline
-from puna.server.placing.scheduler import Scheduler
-from puna.server.running import at_work, pipeline_of
+from puna.server.running import at_work, pipeline_of, scheduler_of, store_of
 from puna.settings import FOREVER, load
-from puna.store.sources.elsewhere import Elsewhere
-from puna.store.store import Store
 
 _KEEPS = -1  # for ever, as the API says it
 
@@ -77,10 +72,9 @@ class AsyncEngine:
 
         Errors: what pulling and loading raise.
         """
-        settings, machine = self._settings, Machine()
-        launcher = Launcher(Spare(refill=False) if settings.warm_spare else None, machine=machine)
-        store = Store(settings.models, keep_unused=settings.no_prune, elsewhere=Elsewhere.of(settings))
-        pipeline = pipeline_of(settings, store, Scheduler(settings, launcher.launch, machine), launcher)
+        settings = self._settings
+        launcher = for_one_model(has_spare=settings.warm_spare)
+        pipeline = pipeline_of(settings, store_of(settings), scheduler_of(settings, launcher), launcher)
         try:
             await self._stack.enter_async_context(at_work(pipeline, launcher))
             self._opened = pipeline

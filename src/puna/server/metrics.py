@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from puna import wire
 from puna.llm.spare import Spare
-from puna.server.generation import Generation, Record
+from puna.server.http import request_id, trace_context
 from puna.server.numbers import Number, Spread
 from puna.server.placing.loaded import Loadable
 from puna.server.placing.placement import Table
+from puna.server.records import Follow, Record
 from puna.store.models.model import StoredModel
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Metrics:
     def __init__(self, models: Table, spare: Spare | None = None) -> None:
         self.models, self.spare = models, spare
         self.labels = Labels()
-        self.followers: list[Callable[[Record], None]] = []  # of every generation that ends
+        self.followers: list[Follow] = []  # of every generation that ends
         self.collectors: list[Collector] = []  # of others, whose numbers are told with these
         self.numbers: list[Number] = []
         self.spreads: list[Spread] = []
@@ -127,3 +128,65 @@ class Metrics:
             raise
         finally:
             self.embeddings.add(label, kind, outcome)
+
+
+class Generation:
+    """One that is followed: what it adds to the numbers, and the record of it at its end."""
+
+    def __init__(self, metrics: Metrics, model: str, began_ns: int) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._began_ns, self._placed_ns = began_ns, 0
+        self._began = began_ns / 1e9
+        self._last_piece = 0.0
+        self._done: wire.Done | None = None
+        self._trace_headers, self._request_id = trace_context.current(), request_id.current()
+        self._gap = metrics.gap.of(model)  # to find it takes longer than to observe
+        self.is_done = False
+        metrics.waiting.add(model)
+
+    def placed(self) -> None:
+        """The model is loaded."""
+        metrics, self._placed_ns = self._metrics, time.monotonic_ns()
+        metrics.waiting.add(self._model, amount=-1)
+        metrics.running.add(self._model)
+        metrics.queue.of(self._model).observe(time.monotonic() - self._began)
+
+    def piece(self) -> None:
+        now = time.monotonic()
+        if self._last_piece:
+            self._gap.observe(now - self._last_piece)
+        else:
+            self._metrics.first_token.of(self._model).observe(now - self._began)
+        self._last_piece = now
+
+    def done(self, done: wire.Done) -> None:
+        metrics, model, self._done = self._metrics, self._model, done
+        self.is_done = done.reason != "cancelled"
+        metrics.prompt_tokens.add(model, amount=done.prompt_eval_count)
+        metrics.cached_tokens.add(model, amount=done.cached_count)
+        metrics.generated_tokens.add(model, amount=done.eval_count)
+        metrics.thinking_tokens.add(model, amount=done.thinking_count)
+        metrics.prompt_seconds.add(model, amount=done.prompt_eval_duration / 1e9)
+        metrics.generated_seconds.add(model, amount=done.eval_duration / 1e9)
+
+    def end(self, outcome: str) -> None:
+        metrics, model = self._metrics, self._model
+        (metrics.running if self._placed_ns else metrics.waiting).add(model, amount=-1)
+        metrics.requests.add(model, outcome)
+        now = time.monotonic_ns()
+        if outcome == "ok":
+            metrics.duration.of(model).observe(now / 1e9 - self._began)
+        if metrics.followers:
+            record = Record(
+                model=model,
+                request_id=self._request_id,
+                trace_headers=self._trace_headers,
+                began_ns=self._began_ns,
+                placed_ns=self._placed_ns,
+                ended_ns=now,
+                outcome=outcome,
+                done=self._done,
+            )
+            for follow in metrics.followers:
+                follow(record)

@@ -8,16 +8,29 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from puna import packed_files
+from puna.llm.discovery import Machine
 from puna.llm.launch import Launcher
 from puna.server.metrics import Metrics
 from puna.server.pipeline import Pipeline
+from puna.server.placing.loading import Launch
 from puna.server.placing.placement import Placement
+from puna.server.placing.scheduler import Scheduler
 from puna.server.rendering import Renderers
 from puna.server.tracing import open_tracing
 from puna.settings import Settings
+from puna.store.sources.elsewhere import Elsewhere
 from puna.store.store import Store
 
 log = logging.getLogger(__name__)
+
+
+def store_of(settings: Settings) -> Store:
+    return Store(settings.models, keep_unused=settings.no_prune, elsewhere=Elsewhere.of(settings))
+
+
+def scheduler_of(settings: Settings, launcher: Launcher, launch: Launch | None = None) -> Scheduler:
+    """*launch*: instead of the launcher's."""
+    return Scheduler(settings, launch or launcher.launch, launcher.machine or Machine())
 
 
 def pipeline_of(settings: Settings, store: Store, scheduler: Placement, launcher: Launcher) -> Pipeline:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from puna import __version__
-from puna.server.generation import Record
+from puna.server.records import Record
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -18,9 +18,10 @@ from puna.errors import LoadError, Overloaded, RunnerDied
 from puna.llm import discovery
 from puna.llm import launch as launch_module
 from puna.llm.discovery import Machine
-from puna.llm.launch import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Backoff, Launcher
+from puna.llm.launch import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Backoff, Launcher, for_one_model
 from puna.llm.oom import oom_kills
 from puna.llm.runner import Runner
+from puna.llm.spare import Spare
 from tests.unit.llm.scripted import events, fake_command, write_script
 
 A, B = Path("a"), Path("b")
@@ -288,3 +289,26 @@ def test_with_sound_drivers_the_runner_is_the_one_that_was_started(tmp_path: Pat
         await world.launcher.close()
 
     uvloop.run(scenario())
+
+
+def test_who_loads_one_model_has_its_spare_tell_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = wire.Discovery(devices=[wire.Device(name="CPU", library="CPU", kind="cpu", free=1, total=2)])
+
+    async def devices(self: Spare) -> wire.Discovery:
+        return told
+
+    async def search(*_: object, **__: object) -> wire.Discovery:
+        return wire.Discovery(devices=[], error="a process was started")
+
+    monkeypatch.setattr(Spare, "devices", devices)
+    monkeypatch.setattr(discovery, "look", search)
+
+    async def scenario() -> None:
+        with_spare, without = for_one_model(), for_one_model(has_spare=False)
+        assert with_spare.machine is not None
+        assert without.machine is not None
+        assert await with_spare.machine.look() == told
+        assert without.spare is None
+        assert (await without.machine.look()).error == "a process was started"
+
+    asyncio.run(scenario())

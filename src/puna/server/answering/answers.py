@@ -14,7 +14,7 @@ from puna.server.answering.completion import completion_request
 from puna.server.answering.fitting import Prompt
 from puna.server.answering.interleaved import interleaved
 from puna.server.answering.parts import Choices, Finished, Logprobs, Parts
-from puna.server.generation import Generation
+from puna.server.metrics import Generation
 
 log = logging.getLogger(__name__)
 

@@ -64,15 +64,12 @@ def serve(settings: Settings, listener: socket.socket, begun: Begun | None = Non
 async def _serve(settings: Settings, listener: socket.socket, begun: Begun | None) -> None:
     import asyncio
 
-    from puna.llm.discovery import Machine
-    from puna.llm.launch import Launcher
-    from puna.llm.spare import Spare
+    from puna.llm.launch import for_one_model
 
-    spare = Spare(refill=False, begun=begun) if begun else None
-    machine = Machine(ask=spare.devices if spare else None)
-    launcher = Launcher(spare, machine=machine)
+    launcher = for_one_model(begun, has_spare=begun is not None)
     launcher.open()
-    looking = asyncio.create_task(machine.look(), name="first look at the machine") if spare else None
+    look = launcher.machine.look if launcher.machine and begun else None
+    looking = asyncio.create_task(look(), name="first look at the machine") if look else None
     await asyncio.sleep(0)  # the spare is asked before a load takes it
     from puna.server.process.serve import serve_on
 

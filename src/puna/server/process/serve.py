@@ -23,14 +23,12 @@ from puna.server.app import create_app
 from puna.server.http.access import check_exposure
 from puna.server.placing.loading import Launch
 from puna.server.placing.placement import Placement
-from puna.server.placing.scheduler import Scheduler
 from puna.server.process import activation
 from puna.server.process.connections import Connections, allow_many_files, limits_of
 from puna.server.process.log import log_to_stderr
 from puna.server.process.protocol import protocol_for
+from puna.server.running import scheduler_of, store_of
 from puna.settings import Settings, without_effect
-from puna.store.sources.elsewhere import Elsewhere
-from puna.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ def serve(settings: Settings, launch: Launch | None = None, *, scheduler: Placem
     _prepare(settings)
     with ExitStack() as listening:
         listeners = [listening.enter_context(listener) for listener in opened or [_listen(settings)]]
-        placement = scheduler or _scheduler(settings, launcher, launch or launcher.launch)
+        placement = scheduler or scheduler_of(settings, launcher, launch)
         _make(settings, listeners[0], launcher, placement).run(sockets=listeners)
 
 
@@ -100,17 +98,11 @@ def _prepare(settings: Settings) -> None:
 async def serve_on(listener: socket.socket, settings: Settings, launcher: Launcher) -> None:
     """As serve, in this event loop, on a socket that listens already."""
     _prepare(settings)
-    placement = _scheduler(settings, launcher, launcher.launch)
-    await _make(settings, listener, launcher, placement).serve(sockets=[listener])
-
-
-def _scheduler(settings: Settings, launcher: Launcher, launch: Launch) -> Scheduler:
-    return Scheduler(settings, launch, launcher.machine or Machine())
+    await _make(settings, listener, launcher, scheduler_of(settings, launcher)).serve(sockets=[listener])
 
 
 def _make(settings: Settings, listener: socket.socket, launcher: Launcher, scheduler: Placement) -> uvicorn.Server:
-    store = Store(settings.models, keep_unused=settings.no_prune, elsewhere=Elsewhere.of(settings))
-    app = create_app(settings, store, scheduler, launcher)
+    app = create_app(settings, store_of(settings), scheduler, launcher)
     server = make_server(app, settings)
     server.heed_signals()  # before anybody can tell that there is a server
     host, port = listener.getsockname()[:2]
