@@ -206,7 +206,7 @@ def test_a_worker_that_falls_silent_ends_the_model_after_a_while(folder: Path, a
         assert ask(server, "a") == alone["a"]
         os.kill(worker.process.pid, signal.SIGSTOP)
         try:
-            error = ask(server, "a", status=500, prompt="another")
+            error = ask(server, "a", status=502, prompt="another")
             assert error.startswith(
                 f"the model was lost with some of its layers: the RPC worker {worker.endpoint} gave no answer within 4 s"
             )

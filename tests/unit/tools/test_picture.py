@@ -15,7 +15,7 @@ def test_it_shows_every_package_and_what_imports_what() -> None:
     packages = {path.parent.name for path in (picture.ROOT / "src" / "puna").glob("*/__init__.py")}
     assert {name for name in packages if f"{name}[{name}/]" not in drawn} == set()
     assert "  nn --> kvcache" in drawn
-    assert "  cli --> server" in drawn
+    assert "  cli --> cluster" in drawn
 
 
 def test_arrows_that_others_stand_for_are_left_out() -> None:
