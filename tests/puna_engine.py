@@ -16,6 +16,7 @@ from puna.ml.tensor import DType
 from puna.model.registry import open_model
 from puna.native.ggml import TYPE_F16
 from puna.native.kernels.library import wanted
+from puna.runner.images.homes import homes_of
 from puna.runner.step.forward import Forward
 from puna.wire import DeviceLayers
 
@@ -55,6 +56,9 @@ class PunaEngine:
         self.backend.load(lambda _share: None)
         self.forward = Forward(self.backend, self.model, self.cache, self.limits, builds_ahead=builds_ahead)
         self.forward.reserve()
+        self.homes: Any = homes_of(self.backend, self.model, self.cache, self.limits)
+        if self.homes is not None:
+            self.homes.reserve()
         self.n_vocab = self.model.n_vocab
 
     def decode(
@@ -69,13 +73,21 @@ class PunaEngine:
         images: Sequence[tuple[int, int, Any]] = (),
     ) -> npt.NDArray[np.float32]:
         """*embedded*: rows of the batch, and the embeddings that they are given as. *images*: sequence, position and the vectors
-        that cross attention looks at, in the order of the sequences' rows.
+        that cross attention looks at, in the order of the sequences' rows; what is stored of them already is left out.
         """
         encoded = [Encoded(sequence, position, len(vectors)) for sequence, position, vectors in images]
-        states = np.concatenate([vectors for _, _, vectors in images]) if images else None
-        logits = self.forward(batch(tokens, positions, sequences, outputs, bidirectional, encoded, embedded, axes, states))
+        for sequence, _, vectors in images:
+            self.store(sequence, vectors)
+        logits = self.forward(batch(tokens, positions, sequences, outputs, bidirectional, encoded, embedded, axes))
         assert logits is not None, "nothing aborts a compute here"
         return logits
+
+    def store(self, sequence: int, vectors: Any, most: int = 1 << 30) -> None:
+        """What layers keep of an image that comes next, from where that was left, in parts of at most so many rows."""
+        homes = self.homes
+        assert homes is not None, "no layer looks at images"
+        while (begin := homes.n_stored(sequence)) < len(vectors):
+            assert homes.store(sequence, vectors[begin : begin + min(most, homes.most_rows)], begin)
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         row = self.decode(prompt, range(len(prompt)), [0] * len(prompt), [len(prompt) - 1])[0]

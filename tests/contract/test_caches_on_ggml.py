@@ -153,6 +153,22 @@ def test_rows_of_a_span_see_each_other(backend: GGMLBackend) -> None:
     np.testing.assert_allclose(found, expected(q, k, v, seen), atol=3e-3)
 
 
+def store(backend: GGMLBackend, cache: EncoderCache, sequence: int, keys: Floats, values: Floats) -> None:
+    """The next rows of an image that is to come."""
+    n_rows, begin = len(keys), cache.n_ahead(sequence)
+    ctx = backend.context(64)
+    cache.make_rows(ctx, n_rows)
+    key, value = (ctx.input(DType.F32, DIM, HEADS, n_rows) for _ in range(2))
+    cache.layer(0)
+    cache.put(ctx, key, value)
+    ctx.set(key, keys)
+    ctx.set(value, values)
+    cache.set_rows(ctx, sequence, begin, begin + n_rows)
+    assert ctx.compute()
+    cache.note_rows(sequence, begin + n_rows)
+    ctx.close()
+
+
 def test_cross_attention_sees_its_own_image_and_nothing_where_there_is_none(backend: GGMLBackend) -> None:
     cache = EncoderCache(backend, Limits(3, 256, 64), n_encoded=40, n_kv_heads=[HEADS], head_dim=DIM)
     backend.allocate()
@@ -164,14 +180,15 @@ def test_cross_attention_sees_its_own_image_and_nothing_where_there_is_none(back
     encoded = [Encoded(0, 2, 20), Encoded(2, 0, 30)]
     positions, sequences = [p for _, c in counts for p in range(c)], [s for s, c in counts for _ in range(c)]
 
+    for sequence, rows in ((0, slice(0, 7)), (2, slice(20, 50)), (0, slice(7, 20))):
+        store(backend, cache, sequence, k[rows], v[rows])
+
     def run(start: int, encoded: list[Encoded]) -> Floats:
         cache.start_forward(batch([0] * n, [p + start for p in positions], sequences, [], encoded=encoded))
         ctx = backend.context(64)
         cache.make_inputs(ctx)
-        query, key, value = (ctx.input(DType.F32, DIM, HEADS, m) for m in (n, n_new, n_new))
+        query = ctx.input(DType.F32, DIM, HEADS, n)
         cache.layer(0)
-        if encoded:
-            cache.put(ctx, key, value)
         parts: list[Any] = []
         for to in cache.get(ctx):
             shape = (DIM, HEADS, to.n_rows, to.n_sequences)
@@ -186,9 +203,6 @@ def test_cross_attention_sees_its_own_image_and_nothing_where_there_is_none(back
         result = whole * visible
         ctx.output(result)
         ctx.set(query, q)
-        if encoded:
-            ctx.set(key, k)
-            ctx.set(value, v)
         cache.set_inputs(ctx)
         assert ctx.compute()
         found = np.empty((n, HEADS, DIM), np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from puna.errors import BadRequest, FileFormatError, PunaError
+from puna.errors import BadRequest, FileFormatError
 from puna.kvcache.batch import Encoded, batch
 from puna.kvcache.cache import resume_point
 from tests.models.dialect import Translation
@@ -184,7 +184,6 @@ def test_a_step_that_sees_no_image_computes_none_of_those_layers(engine: PunaEng
     engine.decode(ids, range(8), [0] * 8, [7])
     blind = engine.forward._built
     assert blind is not None
-    assert blind.inputs.states is None
     n_blind = blind.ctx.n_nodes  # type: ignore[attr-defined]  # of ggml's
     engine.decode(ids, range(8, 16), [0] * 8, [7], images=[(0, 8, image(10, 1))])
     sighted = engine.forward._built
@@ -203,6 +202,8 @@ def test_graphs_are_built_ahead_behind_an_image(path: Path, judge: mllama.Text) 
             encoded = [Encoded(*image) for image in coming]
             engine.forward.expect(batch([0] * n_next, range(end, after), [0] * n_next, range(n_next), encoded=encoded))
             new = [(0, 10, rows)] if begin == 10 else []
+            if begin == 4:
+                engine.store(0, rows[:7])  # between two steps, and the rest before the next
             found.append(engine.decode(ids[begin:end], range(begin, end), [0] * n, range(n), images=new).copy())
             engine.cache.check_integrity()
         assert engine.forward.n_used_ahead >= 2
@@ -216,14 +217,79 @@ def test_without_eyes_nothing_is_kept_for_images(path: Path) -> None:
         compare(engine.decode(ids, range(8), [0] * 8, range(8)), mllama.Text(path)(ids))
 
 
-@pytest.mark.parametrize("shape", [(9, N_EMBD), (10, N_EMBD - 1)])
-def test_states_that_do_not_fit_are_refused_and_change_nothing(engine: PunaEngine, judge: mllama.Text, shape: Any) -> None:
+@pytest.mark.parametrize("most", [1, 7, 16])
+def test_an_image_may_be_stored_in_parts_while_others_compute(most: int, engine: PunaEngine, judge: mllama.Text) -> None:
+    """Two users whose images are stored by turns, one of them a second time, and one who has an image already."""
+    texts = [tokens(16, n, engine.n_vocab - 8) for n in range(3)]
+    images = [[(0, image(20, 1)), (9, image(40, 2))], [(9, image(30, 3))], [(0, image(10, 4))]]
+    found: list[list[Any]] = [[], [], []]
+
+    def go_on(sequence: int, begin: int, end: int, new: Any = ()) -> None:
+        n = end - begin
+        rows = engine.decode(texts[sequence][begin:end], range(begin, end), [sequence] * n, range(n), images=new)
+        found[sequence].append(rows.copy())
+        engine.cache.check_integrity()
+
+    go_on(0, 0, 9, [(0, *images[0][0])])
+    go_on(1, 0, 9)
+    go_on(2, 0, 2, [(2, *images[2][0])])
+    for at in range(2, 8):
+        for sequence in (0, 1):
+            _, rows = images[sequence][-1]
+            begin = engine.homes.n_stored(sequence)
+            if begin < len(rows):
+                engine.store(sequence, rows[: begin + most], most)
+        go_on(2, at, at + 1)
+    for sequence in (0, 1):
+        engine.store(sequence, images[sequence][-1][1], most)
+    go_on(2, 8, 16)
+    for sequence in (0, 1):
+        go_on(sequence, 9, 16, [(sequence, *images[sequence][-1])])
+    for text, shown, ours in zip(texts, images, found, strict=True):
+        compare(np.concatenate(ours), judge(text, shown))
+
+
+def test_parts_give_what_the_whole_gives(engine: PunaEngine) -> None:
+    ids, rows = tokens(12, 4, engine.n_vocab - 8), image(40, 9)
+    for sequence, most in ((0, 40), (1, 7)):
+        engine.store(sequence, rows, most)
+    whole, parts = (
+        engine.decode(ids, range(12), [sequence] * 12, range(12), images=[(sequence, 0, rows)]).copy() for sequence in (0, 1)
+    )
+    n_predicted = engine.n_vocab - 8
+    np.testing.assert_allclose(whole[:, :n_predicted], parts[:, :n_predicted], atol=ENERGY * np.abs(whole[:, :n_predicted]).max())
+
+
+def test_an_image_that_was_given_up_leaves_no_trace(engine: PunaEngine, judge: mllama.Text) -> None:
+    ids = tokens(20, 12, engine.n_vocab - 8)
+    run(engine, ids[:8], [(2, image(20, 1))], [])
+    engine.store(0, image(40, 2)[:11], 5)
+    assert resume_point(engine.cache, 0, 8) == 2
+    engine.forget(0, 2)
+    compare(run_on(engine, ids, 2, [(6, image(30, 3))]), judge(ids, [(6, image(30, 3))])[2:])
+
+
+def run_on(engine: PunaEngine, ids: Sequence[int], begin: int, images: Images) -> Floats:
+    n = len(ids) - begin
+    new = [(0, at, rows) for at, rows in images]
+    return engine.decode(ids[begin:], range(begin, len(ids)), [0] * n, range(n), images=new).copy()
+
+
+def test_no_more_rows_at_once_than_a_step_has_and_their_memory_is_known(path: Path) -> None:
+    with PunaEngine(path, n_ctx=256, n_batch=16, n_encoded=N_MOST) as engine:
+        assert engine.homes.most_rows == 16
+        before = sum(device.graph for device in engine.backend.memory().devices)
+        assert before >= sum(engine.homes.reserve_sizes()) > 0
+        engine.store(0, image(N_MOST, 1))
+        engine.decode([1], [0], [0], [0], images=[(0, 0, image(N_MOST, 1))])
+        assert sum(device.graph for device in engine.backend.memory().devices) == before
+
+
+def test_rows_that_do_not_fit_are_refused_and_change_nothing(engine: PunaEngine, judge: mllama.Text) -> None:
     ids = tokens(6, 4, engine.n_vocab - 8)
-    wrong = batch(ids, range(6), [0] * 6, [5], encoded=[Encoded(0, 2, 10)], states=np.zeros(shape, np.float32))
-    with pytest.raises(PunaError, match="states of images"):
-        engine.forward(wrong)
     with pytest.raises(BadRequest, match="41 encoder rows"):
         engine.decode(ids, range(6), [0] * 6, [5], images=[(0, 2, image(N_MOST + 1, 1))])
+    engine.forget()
     compare(engine.decode(ids, range(6), [0] * 6, range(6)), judge(ids))
 
 

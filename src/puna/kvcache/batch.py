@@ -40,8 +40,8 @@ class Batch(NamedTuple):
 
     Shapes: tokens, positions, sequences int32 [n]; outputs int32 [m], the rows whose logits are wanted, ascending.
     *bidirectional* are rows [begin, end) of one sequence that see each other, also the later ones: the tokens of an image.
-    Encoded are the inputs of cross attention that come with this step, at most one of a sequence, in the order of rows; their
-    vectors, of all one after another, are *states* float32 [k, n_embd].
+    Encoded are the images whose token comes with this step, for cross attention to look at, at most one of a sequence; what
+    layers keep of them is stored before.
     Embedded rows have tokens all the same, for what else a model looks up by token. *axes* int32 [4, n] are the positions that
     models with M-RoPE turn by; None: those of text, see text_axes. The order in a sequence is that of positions either way.
     """
@@ -54,7 +54,6 @@ class Batch(NamedTuple):
     encoded: tuple[Encoded, ...] = ()
     embedded: Embedded | None = None
     axes: Ints | None = None
-    states: npt.NDArray[np.float32] | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -68,11 +67,6 @@ class Batch(NamedTuple):
     def n_embedded(self) -> int:
         return len(self.embedded.rows) if self.embedded else 0
 
-    @property
-    def n_encoded(self) -> int:
-        """Rows of states."""
-        return sum(new.n_rows for new in self.encoded)
-
 
 def batch(
     tokens: Any,
@@ -83,7 +77,6 @@ def batch(
     encoded: Sequence[Encoded] = (),
     embedded: tuple[Any, Any] | None = None,
     axes: Any = None,
-    states: Any = None,
 ) -> Batch:
     """From anything that numpy takes; *embedded* are rows and their values."""
     a, b, c, d = [np.ascontiguousarray(x, dtype=np.int32) for x in (tokens, positions, sequences, outputs)]
@@ -92,8 +85,7 @@ def batch(
         rows, values = embedded
         given = Embedded(np.ascontiguousarray(rows, dtype=np.int32), np.ascontiguousarray(values, dtype=np.float32))
     turned = None if axes is None else np.ascontiguousarray(axes, dtype=np.int32)
-    looked_at = None if states is None else np.ascontiguousarray(states, dtype=np.float32)
-    return Batch(a, b, c, d, tuple(bidirectional), tuple(encoded), given, turned, looked_at)
+    return Batch(a, b, c, d, tuple(bidirectional), tuple(encoded), given, turned)
 
 
 def text_axes(positions: Ints) -> Ints:

@@ -3,6 +3,9 @@
 They have no positions of their own, but belong to the position of the token that stands for the image: rows from there on
 see them, earlier ones do not. Removing that position forgets them. A later image takes the place of an earlier one, and
 the sequence can then not go back to between the two.
+
+They are stored before the step that has that token, some rows after others, by graphs that do nothing else. Until that step
+the sequence computes nothing; what is removed of it, though it be nothing, forgets what was stored so far.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class SightCache(Protocol):
 class EncoderCache:
     """Shapes per layer: K [head_dim * n_kv_heads, max_sequences * home], V likewise; a home has room for n_encoded rows.
 
-    Put stores the rows that come with the batch, if any, in the order of ``Batch.encoded``. A row that sees nothing gets a
+    Put stores rows of an image in a graph of their own; in that of a step there is only get. A row that sees nothing gets a
     meaningless but finite result, so the model multiplies what attention gives by ``visible``. In a step in which no row
     sees anything there is no attention at all.
     """
@@ -65,9 +68,9 @@ class EncoderCache:
         # Of each sequence: what was encoded, by position, of which only the stored one is still there.
         self._encoded: list[list[Encoded]] = [[] for _ in range(limits.max_sequences)]
         self._stored = np.full(limits.max_sequences, NONE, np.int64)
+        self._n_ahead = np.zeros(limits.max_sequences, np.int64)  # rows that are there of an image whose step is to come
         self._lengths = np.zeros(limits.max_sequences, np.int64)
         self._layer = 0
-        self._rows = np.zeros(0, np.int64)
         self._views: tuple[View, ...] = ()
         self._batch: Batch | None = None
         self._n_tokens = 0
@@ -80,13 +83,8 @@ class EncoderCache:
     def layer(self, index: int) -> None:
         self._layer = index
 
-    @property
-    def n_new(self) -> int:
-        """Encoder rows that come with this step; the model calls put only if there are any."""
-        return len(self._rows)
-
     def put(self, ctx: Context, key: Tensor, value: Tensor) -> None:
-        assert self._row_input is not None, "nothing was encoded in this step"
+        assert self._row_input is not None, "a step only reads"
         for pool, new in zip(self._pools[self._layer], (key, value), strict=True):
             ctx.forward(ctx.use(pool).set_rows(new.flatten(), self._row_input))
 
@@ -104,6 +102,35 @@ class EncoderCache:
     def visible(self) -> Tensor | None:
         return self._visible_input
 
+    # For the runner, before the step of an image's token.
+
+    def n_ahead(self, sequence: int) -> int:
+        """Rows stored of the image whose token the sequence computes next."""
+        return int(self._n_ahead[sequence])
+
+    def make_rows(self, ctx: Context, n_rows: int) -> None:
+        """The input of a new graph that puts so many rows of an image."""
+        self._row_input = ctx.input(DType.I64, n_rows)
+
+    def set_rows(self, ctx: Context, sequence: int, begin: int, end: int) -> None:
+        """They are these rows of the image, of which those before are there; the first take the place of an earlier image.
+
+        Errors: BadRequest for more rows than a sequence has room for; then nothing has changed.
+        """
+        if end > self._n_encoded:
+            raise BadRequest(f"an image of {end} encoder rows does not fit the model's {self._n_encoded}")
+        assert begin in (0, self.n_ahead(sequence)), (
+            f"of sequence {sequence} {self.n_ahead(sequence)} rows are there, not {begin}"
+        )
+        assert self._row_input is not None
+        self._stored[sequence] = NONE
+        self._n_ahead[sequence] = begin
+        ctx.set(self._row_input, self._home * sequence + np.arange(begin, end))
+
+    def note_rows(self, sequence: int, end: int) -> None:
+        """That graph was computed: so many are there."""
+        self._n_ahead[sequence] = end
+
     # For the runner.
 
     n_cells, n_free = 0, UNLIMITED  # text tokens take no room here
@@ -112,27 +139,22 @@ class EncoderCache:
         return 0
 
     def check_room(self, batch: Batch) -> None:
-        """Errors: BadRequest for more encoder rows than a sequence has room for."""
-        for new in batch.encoded:
-            if not 0 < new.n_rows <= self._n_encoded:
-                raise BadRequest(f"an image of {new.n_rows} encoder rows does not fit the model's {self._n_encoded}")
+        """Each sequence has a home."""
 
     def start_forward(self, batch: Batch) -> Hashable:
-        self.check_room(batch)
-        assert len({new.sequence for new in batch.encoded}) == len(batch.encoded), "two images of a sequence in one step"
         for new in batch.encoded:
+            assert 0 < new.n_rows == self.n_ahead(new.sequence), f"{new} comes before all of its rows are stored"
             # Earlier rows of the same step would still need the image that goes.
             is_first = not self._encoded[new.sequence] or new.position == self.length(new.sequence)
             assert is_first, f"sequence {new.sequence}: a step begins with the image that takes another's place"
             self._encoded[new.sequence].append(new)
             self._stored[new.sequence] = new.position
-        rows = [self._home * new.sequence + np.arange(new.n_rows) for new in batch.encoded]
-        self._rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+            self._n_ahead[new.sequence] = 0
         self._batch, self._n_tokens = batch, batch.n_tokens
         for sequence, _, end in runs(batch.sequences):
             self._lengths[sequence] = batch.positions[end - 1] + 1
         self._views = self._plan(batch)
-        return self._views, len(self._rows)
+        return self._views
 
     def _plan(self, batch: Batch) -> tuple[View, ...]:
         if not self._sees(batch).any():
@@ -148,35 +170,32 @@ class EncoderCache:
         return self._encoded[sequence][-1].n_rows if self._encoded[sequence] else 0
 
     def start_reserve(self, n_tokens: int) -> Hashable:
-        self._rows = np.arange(self._n_encoded)
         self._batch, self._n_tokens = None, n_tokens
         self._views = (View(0, n_tokens, 1, 0, 0, self._home),)
-        return self._views, len(self._rows)
+        return self._views
 
     def look_ahead(self, batch: Batch) -> Hashable | None:
         if batch.encoded:
             return None
-        self._rows, self._n_tokens = np.zeros(0, np.int64), batch.n_tokens
+        self._n_tokens = batch.n_tokens
         self._views = self._plan(batch)
-        return self._views, 0
+        return self._views
 
     @property
     def inputs(self) -> object:
-        return self._row_input, self._visible_input, self._mask_inputs
+        return self._visible_input, self._mask_inputs
 
     @inputs.setter
     def inputs(self, made: Any) -> None:
-        self._row_input, self._visible_input, self._mask_inputs = made
+        self._visible_input, self._mask_inputs = made
 
     def make_inputs(self, ctx: Context) -> None:
-        self._row_input = ctx.input(DType.I64, self.n_new) if self.n_new else None
+        self._row_input = None
         self._visible_input = ctx.input(DType.F32, 1, self._n_tokens) if self._views else None
         self._mask_inputs = [ctx.input(DType.F16, v.n_cells, v.n_rows, 1, v.n_sequences) for v in self._views]
 
     def set_inputs(self, ctx: Context) -> None:
         assert self._batch is not None, "a reserved graph is never computed"
-        if self._row_input is not None:
-            ctx.set(self._row_input, self._rows)
         if self._visible_input is not None:
             ctx.set(self._visible_input, self._sees(self._batch).astype(np.float32)[:, None])
         for view, mask in zip(self._views, self._mask_inputs, strict=True):
@@ -239,6 +258,7 @@ class EncoderCache:
         return position
 
     def remove(self, sequence: int, begin: int, end: int | None = None, *, n_positions: int = 0) -> None:
+        self._n_ahead[sequence] = 0
         if end is not None and begin < end < self.length(sequence):
             self._move(sequence, begin, end)
         elif end is None or begin < end:
@@ -246,6 +266,7 @@ class EncoderCache:
             self._forget(sequence, begin if self.can_resume(sequence, begin) else 0)
 
     def _forget(self, sequence: int, begin: int) -> None:
+        self._n_ahead[sequence] = 0
         self._encoded[sequence] = [e for e in self._encoded[sequence] if e.position < begin]
         if self._stored[sequence] >= begin:
             self._stored[sequence] = NONE
@@ -277,5 +298,9 @@ class EncoderCache:
             assert positions == sorted(set(positions)), f"images of sequence {sequence} are out of order: {positions}"
             assert not positions or positions[-1] < self.length(sequence), f"sequence {sequence} sees an image to come"
             stored = int(self._stored[sequence])
-            assert stored == (positions[-1] if positions else NONE), f"sequence {sequence} stores {stored} of {positions}"
+            n_ahead = self.n_ahead(sequence)
+            assert 0 <= n_ahead <= self._n_encoded
+            is_known = stored == (positions[-1] if positions else NONE)
+            assert is_known or stored == NONE, f"sequence {sequence} stores {stored} of {positions}"
+            assert not n_ahead or stored == NONE, f"sequence {sequence} stores {stored} where an image to come is"
             assert all(0 < e.n_rows <= self._n_encoded for e in encoded)

@@ -41,7 +41,7 @@ class LayeredCache:
 
     def __init__(self, parts: Sequence[CachePart], choice: Sequence[int], max_sequences: int) -> None:
         self._recurrent = next((part for part in parts if isinstance(part, StateCache)), None)
-        self._encoder = next((part for part in parts if isinstance(part, EncoderCache)), None)
+        self.encoder = next((part for part in parts if isinstance(part, EncoderCache)), None)
         unused = [p for i, p in enumerate(parts) if i not in choice and p is not self._recurrent]
         assert not unused, "the inputs of a part without layers would be in no graph"
         self.parts = list(parts)
@@ -69,8 +69,8 @@ class LayeredCache:
         return self._recurrent.states(ctx)
 
     def visible(self) -> Tensor | None:
-        assert self._encoder is not None, "no layer of this model looks at images"
-        return self._encoder.visible()
+        assert self.encoder is not None, "no layer of this model looks at images"
+        return self.encoder.visible()
 
     # For the runner.
 

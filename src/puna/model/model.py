@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from puna.gguf.reader import GGUFFile
 from puna.kvcache.cache import Cache, Limits
@@ -18,8 +18,7 @@ class Inputs:
 
     Shapes: tokens I32 [n], positions I32 [n] or, for models with axes, [4 n], axis after axis; outputs I32 [m] or None when all
     rows are wanted. Embeddings F32 [n_embd, k] are
-    given in place of what the tokens of *rows* I32 [k] would be looked up as; None: there are none. States F32 [n_embd, k] are
-    those of images that come with this step for cross attention to look at.
+    given in place of what the tokens of *rows* I32 [k] would be looked up as; None: there are none.
     """
 
     tokens: Tensor
@@ -27,7 +26,6 @@ class Inputs:
     outputs: Tensor | None
     embeddings: Tensor | None = None
     rows: Tensor | None = None
-    states: Tensor | None = None
 
     def placed(self, x: Tensor) -> Tensor:
         """What the tokens were looked up as, [n_embd, n], with the rows that are given as embeddings."""
@@ -49,6 +47,14 @@ class Model(Protocol):
 
     def max_nodes(self, limits: Limits) -> int:
         """An upper bound on the nodes of a graph."""
+
+
+@runtime_checkable
+class LookingModel(Model, Protocol):
+    """Some of its layers look at images by cross attention."""
+
+    def keep(self, ctx: Context, rows: Tensor, cache: Cache) -> None:
+        """Put what these layers keep of rows [n_embd, n] of an image, each of which needs no other. No step is about that."""
 
 
 # Reads the options, declares the weights with the backend. n_ctx is what one sequence may reach, for models whose

@@ -15,6 +15,7 @@ from typing import Any
 
 from puna.errors import PunaError
 from puna.native.log import route_to_logging
+from puna.runner.images.storing import Storing
 from puna.runner.loading.load import Loaded
 from puna.runner.loading.loader import Loader
 from puna.runner.prefixes.slots import Slots
@@ -62,9 +63,12 @@ class StepLoop:
         self.model = model
         self.workload = model.workload()
         self.queue: Queue[Any] = Queue()
-        self.scheduler = Scheduler[Any, Any](self.workload, model.cache, slots, model.limits, token_gap_s, model.prompt_tail)
+        storing = Storing(model.homes) if model.homes is not None else None
+        self.scheduler = Scheduler[Any, Any](
+            self.workload, model.cache, slots, model.limits, token_gap_s, model.prompt_tail, storing
+        )
         self.step = CurrentStep(model.backend)
-        self.images = _image_turns(model, token_gap_s)
+        self.images = _image_turns(model, token_gap_s, storing)
         self.n_steps = 0
         self.n_tokens = 0  # computed, of prompts and of answers
         self.n_answer_tokens = 0  # of them, those of answers
@@ -240,10 +244,10 @@ class StepLoop:
             self.model.sight.kept.close()
 
 
-def _image_turns(model: Loaded, token_gap_s: float) -> ImageTurns | None:
+def _image_turns(model: Loaded, token_gap_s: float, storing: Storing | None) -> ImageTurns | None:
     if model.sight is None or model.eyes is None:
         return None
-    return ImageTurns(model.eyes.encoder, model.sight.kept, model.eyes.backend, token_gap_s)
+    return ImageTurns(model.eyes.encoder, model.sight.kept, model.eyes.backend, token_gap_s, storing)
 
 
 class RequestHandle:

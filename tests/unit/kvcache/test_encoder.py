@@ -31,16 +31,13 @@ def step(
     positions = [cache.length(s) + i for s, n in counts for i in range(n)]
     encoded = [Encoded(s, p, len(values)) for s, p, values in images or []]
     b = batch([0] * len(positions), positions, [s for s, n in counts for _ in range(n)], [], encoded=encoded)
+    for s, _, values in images or []:
+        store(cache, s, values)
     cache.start_forward(b)
     ctx: Any = ArrayContext()
     cache.make_inputs(ctx)
     cache.set_inputs(ctx)
     cache.layer(1)
-    if cache.n_new:
-        values = np.array([v for _, _, image in images or [] for v in image])
-        key = values[:, None, None] + np.zeros((HEADS, DIM))
-        tensors: list[Any] = [ArrayTensor(key), ArrayTensor(-key)]
-        cache.put(ctx, *tensors)
     visible: Any = cache.visible()
     result: list[list[float]] = []
     parts: list[Any] = cache.get(ctx)
@@ -58,6 +55,21 @@ def step(
                 result.append(keys.tolist() if visible.array[len(result), 0] else [])
     cache.check_integrity()
     return result
+
+
+def store(cache: EncoderCache, sequence: int, values: list[float], n: int = 2) -> None:
+    """What is missing of an image that comes next, so many rows at once."""
+    while (begin := cache.n_ahead(sequence)) < len(values):
+        part = np.array(values[begin : begin + n])
+        ctx: Any = ArrayContext()
+        cache.make_rows(ctx, len(part))
+        cache.layer(1)
+        key = part[:, None, None] + np.zeros((HEADS, DIM))
+        tensors: list[Any] = [ArrayTensor(key), ArrayTensor(-key)]
+        cache.set_rows(ctx, sequence, begin, begin + len(part))
+        cache.put(ctx, *tensors)
+        cache.note_rows(sequence, begin + len(part))
+        cache.check_integrity()
 
 
 def test_rows_see_the_image_from_its_token_on() -> None:
@@ -139,8 +151,11 @@ def test_a_prefix_whose_image_was_replaced_is_not_copied() -> None:
 
 def test_an_image_that_is_too_large_is_refused_and_changes_nothing() -> None:
     cache = make()
+    ctx: Any = ArrayContext()
+    cache.make_rows(ctx, ROOM + 1)
     with pytest.raises(BadRequest, match="301 encoder rows"):
-        cache.start_forward(batch([0], [0], [0], [], encoded=[Encoded(0, 0, ROOM + 1)]))
+        cache.set_rows(ctx, 0, 0, ROOM + 1)
+    assert cache.n_ahead(0) == 0
     cache.check_integrity()
     assert cache.length(0) == 0
 
@@ -155,9 +170,56 @@ def test_rows_before_an_image_that_takes_another_s_place_belong_to_the_step_befo
 def test_reserving_takes_the_largest_and_changes_nothing() -> None:
     cache = make()
     cache.start_reserve(20)
-    assert cache.n_new == ROOM
     cache.check_integrity()
     assert step(cache, [(0, 1)]) == [[]]
+
+
+def test_a_step_needs_all_rows_of_its_image() -> None:
+    cache = make()
+    store(cache, 0, [1.0, 2.0])
+    assert cache.n_ahead(0) == 2
+    with pytest.raises(AssertionError, match="before all of its rows are stored"):
+        cache.start_forward(batch([0], [0], [0], [], encoded=[Encoded(0, 0, 3)]))
+    store(cache, 0, [1.0, 2.0, 3.0])
+    assert step(cache, [(0, 1)], [(0, 0, [1.0, 2.0, 3.0])]) == [[1.0, 2.0, 3.0]]
+    assert cache.n_ahead(0) == 0
+
+
+def test_others_see_theirs_while_an_image_is_stored() -> None:
+    cache = make()
+    step(cache, [(1, 2)], [(1, 0, [7.0])])
+    store(cache, 0, [1.0, 2.0])
+    assert step(cache, [(1, 1)]) == [[7.0]]
+    assert step(cache, [(0, 2), (1, 1)], [(0, 0, [1.0, 2.0, 3.0])]) == [[1.0, 2.0, 3.0]] * 2 + [[7.0]]
+
+
+@pytest.mark.parametrize("how", ["nothing is removed", "the tail goes", "all of it goes", "another's is copied"])
+def test_what_was_stored_for_somebody_who_left_is_forgotten(how: str) -> None:
+    cache = make()
+    step(cache, [(0, 4), (1, 4)])
+    store(cache, 0, [1.0, 2.0])
+    if how == "another's is copied":
+        cache.copy_prefix(1, 0, 4)
+    else:
+        cache.remove(0, {"nothing is removed": 4, "the tail goes": 2, "all of it goes": 0}[how])
+    cache.check_integrity()
+    assert cache.n_ahead(0) == 0
+    at = cache.length(0)
+    assert step(cache, [(0, 1)], [(0, at, [9.0])]) == [[9.0]]
+
+
+def test_a_later_image_that_never_came_costs_what_follows_the_earlier_alone() -> None:
+    cache = make()
+    step(cache, [(0, 10)], [(0, 4, [1.0, 2.0])])
+    store(cache, 0, [9.0])
+    assert [resume_point(cache, 0, p) for p in (2, 4, 6, 10)] == [2, 4, 4, 4]
+    cache.copy_prefix(0, 1, 10)
+    assert cache.length(1) == 0
+    cache.remove(0, resume_point(cache, 0, 10))
+    cache.check_integrity()
+    assert cache.length(0) == 4
+    assert step(cache, [(0, 1)]) == [[]]
+    assert step(cache, [(0, 1)], [(0, 5, [3.0])]) == [[3.0]]
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -188,6 +250,14 @@ class AnyOrder(RuleBasedStateMachine):
         for s, n in rows:
             self.lengths[s] += n
         assert seen == wanted
+
+    @rule(s=st.integers(0, 2), n=st.integers(1, 5), finds=st.booleans())
+    def give_up(self, s: int, n: int, finds: bool) -> None:
+        """An image is stored, in part or whole, and never comes."""
+        store(self.cache, s, [-1.0] * n)
+        point = resume_point(self.cache, s, self.lengths[s])
+        self.cache.remove(s, point if finds else self.lengths[s])
+        self._cut(s, point if finds or point == self.lengths[s] else 0)
 
     def _visible(self, s: int, position: int) -> list[float]:
         return self.images[s][max(found)] if (found := [p for p in self.images[s] if p <= position]) else []

@@ -105,6 +105,7 @@ class Simulation:
         n_batch: int = 512,
         host_cache_bytes: int = 0,
         eyes: Any = None,
+        homes: Any = None,
         image_cache_bytes: int = MEGABYTE,
         token_gap_s: float = math.inf,
         seeing: Callable[..., Any] = SeeingModel,
@@ -136,6 +137,7 @@ class Simulation:
             nothing,
             tokenizer=tokenizer,
             eyes=eyes,
+            homes=homes,
             image_cache_bytes=image_cache_bytes,
         )
         host_cache = self.loaded.host_cache(host_cache_bytes)

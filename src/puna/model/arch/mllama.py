@@ -22,7 +22,7 @@ from puna.kvcache.causal import CausalCache
 from puna.kvcache.encoder import EncoderCache, SightCache
 from puna.kvcache.layered import LayeredCache
 from puna.ml.attention import Scoring
-from puna.ml.backend import Backend, Use
+from puna.ml.backend import Backend, Context, Use
 from puna.ml.tensor import DType, Tensor
 from puna.model.decoder import Decoder, DecoderOptions, Step
 from puna.model.prenorm import Attention, PreNormDecoder, PreNormOptions, PreNormWeights
@@ -67,14 +67,13 @@ class CrossAttention:
     output: Linear = gguf("cross_attn_o_proj", dims="mixed embd")
 
     def __call__(self, x: Tensor, step: Step, o: DecoderOptions) -> Tensor:
-        n_heads, n_kv_heads = o.n_heads[step.layer], o.n_kv_heads[step.layer]
-        states = step.inputs.states
-        if states is not None:
-            key, value = linears(states, self.key, self.value)
-            key = self.key_norm(key.unflatten(o.head_dim, n_kv_heads), o.eps)
-            step.cache.put(step.ctx, key, value.unflatten(o.head_dim_v, n_kv_heads))
-        query = self.query_norm(self.query(x).unflatten(o.head_dim, n_heads), o.eps)
+        query = self.query_norm(self.query(x).unflatten(o.head_dim, o.n_heads[step.layer]), o.eps)
         return self.output(step.ctx.attention(query, step.cache.get(step.ctx), Scoring(o.scale)))
+
+    def keys_and_values(self, rows: Tensor, n_kv_heads: int, o: DecoderOptions) -> tuple[Tensor, Tensor]:
+        """Of an image's rows [n_embd, n]."""
+        key, value = linears(rows, self.key, self.value)
+        return self.key_norm(key.unflatten(o.head_dim, n_kv_heads), o.eps), value.unflatten(o.head_dim_v, n_kv_heads)
 
 
 @dataclass
@@ -130,6 +129,13 @@ class MLlama(PreNormDecoder[Options]):
             return logits
         first = logits.view((self._n_silent, logits.shape[1]), logits.strides[1:2], 0).contiguous()
         return logits.concat(first.scale(0.0, -math.inf), 0)
+
+    def keep(self, ctx: Context, rows: Tensor, cache: Cache) -> None:
+        o = self.options
+        for index, layer in enumerate(self.weights.layers):
+            if isinstance(layer.attention, CrossAttention):
+                cache.layer(index)
+                cache.put(ctx, *layer.attention.keys_and_values(rows, o.n_kv_heads[index], o))
 
     def make_cache(self, backend: Backend, limits: Limits, dtype: DType) -> Cache:
         """What looks at images has a part of its own, if there are eyes."""

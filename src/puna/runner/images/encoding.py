@@ -16,16 +16,9 @@ import numpy as np
 from puna.errors import PunaError
 from puna.runner.images.course import Course, Encoder, States
 from puna.runner.images.image import Image, Rows
+from puna.runner.images.prices import Prices
 
 __all__ = ["Encoder", "Encoding", "States"]
-
-# Of what was learnt, the share that the newest measurement does not replace.
-_KEPT = 0.5
-
-# By what factor more rows of a kind than ever was tried there may be at once; the first are as few as may be.
-GROWTH = 4
-
-_MOST_LEARNT = 1024  # kinds; shapes are as many as images have sizes
 
 
 class Part(NamedTuple):
@@ -45,8 +38,7 @@ class Encoding:
         self._clock = clock
         self._rows: list[Rows] = []  # of the pieces that are done
         self._course: Course | None = None  # of the piece under way
-        self._prices: dict[Hashable, float] = {}  # seconds of a row, and of a layer
-        self._tried: dict[Hashable, int] = {}  # the most rows of a kind at once
+        self._prices = Prices()  # of rows, and of layers
         self._sights: dict[int, Hashable] = {}  # of layers: who sees whom, as far as it says how long it takes
 
     def begin(self, image: Image) -> None:
@@ -92,9 +84,9 @@ class Encoding:
         layers, stage = self._layers(course, seconds), course.stage
         if layers:
             return Part(layers)
-        if stage is None or (price := self._prices.get(stage.kind)) is None:
+        if stage is None:
             return None
-        n = stage.rows(min(int(seconds / max(price, 1e-12)), GROWTH * self._tried[stage.kind]))
+        n = stage.rows(self._prices.n_rows(stage.kind, seconds))
         return Part((), n) if n > 0 else None
 
     def _least(self, course: Course) -> Part:
@@ -111,9 +103,9 @@ class Encoding:
             return ()
         for index in range(course.layer, course.layer + course.n_layers_left):
             kind = self._kind(course, index)
-            seconds -= self._prices.get(kind, math.inf)
+            seconds -= self._prices.of(kind, math.inf)
             if course.last is not None and index == course.layer + course.n_layers_left - 1:
-                seconds -= self._prices.get(course.last.kind, math.inf) * course.last.n_left
+                seconds -= self._prices.of(course.last.kind, math.inf) * course.last.n_left
             if seconds < 0:
                 break
             found.append(kind)
@@ -130,21 +122,15 @@ class Encoding:
         seconds = self._clock() - began
         if not part.n_rows:
             kinds = part.layers or (self._kind(course, layer),)
-            known = [self._prices.get(kind, 0.0) for kind in kinds]
+            known = [self._prices.of(kind, 0.0) for kind in kinds]
             for kind, price in zip(kinds, known, strict=True):
-                self._learn(kind, seconds * price / sum(known) if sum(known) else seconds / len(kinds))
+                self._prices.learn(kind, seconds * price / sum(known) if sum(known) else seconds / len(kinds))
             return True
         assert stage is not None
-        self._learn(stage.kind, seconds / part.n_rows)
-        self._tried[stage.kind] = max(part.n_rows, self._tried.get(stage.kind, 0))
+        self._prices.learn_rows(stage.kind, part.n_rows, seconds)
         if course.layer > layer:
             self._sights[layer] = course.sight
             if self._kind(course, layer) not in self._prices:
-                self._learn(self._kind(course, layer), sum(course.n * self._prices[kind] for kind in course.kinds_of_layer))
+                both = sum(course.n * self._prices.of(kind, 0.0) for kind in course.kinds_of_layer)
+                self._prices.learn(self._kind(course, layer), both)
         return True
-
-    def _learn(self, kind: Hashable, seconds: float) -> None:
-        before = self._prices.pop(kind, None)
-        self._prices[kind] = seconds if before is None else _KEPT * before + (1 - _KEPT) * seconds
-        if len(self._prices) > _MOST_LEARNT:
-            del self._prices[next(iter(self._prices))]

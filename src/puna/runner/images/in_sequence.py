@@ -145,9 +145,10 @@ def n_ready(images: Images, n_computed: int, n_tokens: int, n_looked_at: int) ->
     return n_tokens
 
 
-def begins_with_image(images: Images, n_computed: int) -> bool:
-    """Whether the next token that is computed is the first of an image."""
-    return any(at.begin == n_computed for at in images)
+def looked_at_next(images: Images, n_computed: int, n_looked_at: int) -> list[ImageAt]:
+    """What cross attention must have been given before the next token is computed."""
+    next_one = next((at for at in images if at.begin == n_computed), None) if n_looked_at else None
+    return [] if next_one is None else looked_at(images, next_one, n_looked_at)
 
 
 def next_wanted(images: Images, n_computed: int, n_looked_at: int) -> Image | None:

@@ -26,6 +26,7 @@ from puna.model.pooling import Encoder, Pooling, pooling_of
 from puna.model.registry import open_model
 from puna.native.kernels.library import PLACE, wanted
 from puna.native.selftest import verdict
+from puna.runner.images.homes import ImageHomes, homes_of
 from puna.runner.loading.eyes import Eyes, open_eyes, sees, with_eyes
 from puna.runner.loading.libmtmd_eyes import LibmtmdEyes
 from puna.runner.scheduling.packing import MAX_TEXTS, PACKED_TOKENS
@@ -72,6 +73,7 @@ class Opened:
     measure: Callable[[], MemoryReport]
     allocate: Callable[[], None]
     eyes: Eyes | LibmtmdEyes | None = field(default=None, kw_only=True)
+    homes: ImageHomes | None = field(default=None, kw_only=True)  # of images, where cross attention looks at them
     blindness: str = field(default="", kw_only=True)  # why a model that has eyes cannot use them
 
     def close(self) -> None:
@@ -192,6 +194,7 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
             limits = _limits_of_whole_texts(limits, options)
         cache = model.make_cache(backend, limits, _CACHE_TYPES[options.kv_cache_type])
         forward = Forward(backend, model, cache, limits, builds_ahead=options.build_ahead)
+        homes = homes_of(backend, model, cache, limits)
     except BaseException:
         backend.close()
         if eyes is not None:
@@ -200,13 +203,14 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
 
     def measure() -> MemoryReport:
         backend.measure()
-        sizes = backend.reserve_sizes(forward.plan_largest().ctx)
-        report = backend.memory([n * forward.n_places for n in sizes])
+        report = backend.memory(_working_memory(backend, forward, homes))
         return report if eyes is None else with_eyes(report, eyes.measure())
 
     def allocate() -> None:
         backend.allocate()
         forward.reserve()
+        if homes is not None:
+            homes.reserve()
         if eyes is not None:
             eyes.allocate()
 
@@ -222,8 +226,15 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
         measure,
         allocate,
         eyes=eyes,
+        homes=homes,
         blindness=blindness,
     )
+
+
+def _working_memory(backend: GGMLBackend, forward: Forward, homes: ImageHomes | None) -> list[int]:
+    """By device."""
+    sizes = [n * forward.n_places for n in backend.reserve_sizes(forward.plan_largest().ctx)]
+    return sizes if homes is None else [n + more for n, more in zip(sizes, homes.reserve_sizes(), strict=True)]
 
 
 def _open_with_libllama(file: GGUFFile, options: LoadOptions, n_threads: int, choice: Choice, beside: Files) -> Opened:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Generic, NamedTuple
 
-from puna.kvcache.cache import Limits, Sequences
-from puna.runner.images.in_sequence import begins_with_image
+from puna.kvcache.cache import Limits, Sequences, resume_point
+from puna.runner.images.in_sequence import looked_at_next
+from puna.runner.images.storing import Storing
 from puna.runner.pacing.pace import UNBOUNDED, Pace, work
 from puna.runner.pacing.step_times import StepTimes
 from puna.runner.prefixes.slots import Slots
@@ -46,6 +47,7 @@ class Scheduler(Generic[W, T]):
         limits: Limits,
         token_gap_s: float = math.inf,
         prompt_tail: int = 0,
+        storing: Storing | None = None,
     ) -> None:
         """*token_gap_s*: how long readers may wait for a step; *prompt_tail*: as puna.kvcache.cache.StepEndCache has it, or 0."""
         self.running: list[T] = []
@@ -54,6 +56,7 @@ class Scheduler(Generic[W, T]):
         self._cache = cache
         self._limits = limits
         self._prompt_tail = prompt_tail
+        self._storing = storing
         self._times = StepTimes(token_gap_s)
         self._answers = Answers()
         self._turns = Turns()
@@ -90,8 +93,8 @@ class Scheduler(Generic[W, T]):
         if len(active) < len(self.running):
             self.retire()  # who has just ended leaves room to this step
         resume_paused(active, self._room(), self.slots)
-        active = self._turns.order([task for task in active if not task.is_paused], self._limits.n_batch)
-        active = _one_looks_anew(active)
+        active = [task for task in active if not task.is_paused and self._sees_what_is_next(task)]
+        active = self._turns.order(active, self._limits.n_batch)
         waiting = self._workload.prompts(queue.first(QUEUE_WINDOW))
         progress = [
             to_next_checkpoint(task, waiting, self._prompt_tail) if self._prompt_tail and task.reuses_prefixes else task.progress
@@ -110,6 +113,11 @@ class Scheduler(Generic[W, T]):
         tasks = [task for task, _ in chosen]
         self._turns.note(tasks)
         return Plan(tasks, [Part(task, task.n_computed, n) for task, n in chosen], sum(n for _, n in chosen), pace)
+
+    def _sees_what_is_next(self, task: T) -> bool:
+        """Where its next token is an image that is looked at by cross attention, that is stored between steps, before its own."""
+        images = looked_at_next(task.images, task.n_computed, task.n_looked_at)
+        return not images or self._storing is None or self._storing.is_stored(task.slot, images)
 
     def _goes_on(self, task: T) -> bool:
         """Ends those who are cancelled; makes room in a full context. Who may not shift ends before it is full."""
@@ -130,7 +138,8 @@ class Scheduler(Generic[W, T]):
             self.slots.record(task.slot, task.tokens, task.n_computed)
         for task in [task for task in self.running if task.is_done]:
             self._answers.note(task.n_generated)
-            self._cache.remove(task.slot, task.n_computed)
+            # An image that was to come may have taken the place of the one before.
+            self._cache.remove(task.slot, resume_point(self._cache, task.slot, task.n_computed))
             self.slots.release(task.slot)
             self.running.remove(task)
 
@@ -138,18 +147,3 @@ class Scheduler(Generic[W, T]):
         """Nobody runs any more; the slots still have what they had."""
         running, self.running = self.running, []
         return running
-
-
-def _one_looks_anew(tasks: Sequence[T]) -> list[T]:
-    """Those of the next step where images are looked at by cross attention: of those who bring an image, the first alone.
-
-    What a layer makes of an image has room for one, and takes a while for which all others would wait.
-    """
-    found: list[T] = []
-    has_image = False
-    for task in tasks:
-        is_new = task.n_looked_at > 0 and begins_with_image(task.images, task.n_computed)
-        if not (is_new and has_image):
-            found.append(task)
-        has_image = has_image or is_new
-    return found

@@ -41,7 +41,6 @@ class Images:
 
     bidirectional: list[Range] = field(default_factory=list)
     encoded: list[Encoded] = field(default_factory=list)
-    states: list[npt.NDArray[np.float32]] = field(default_factory=list)
     rows: list[npt.NDArray[np.int32]] = field(default_factory=list)
     values: list[npt.NDArray[np.float32]] = field(default_factory=list)
     axes: list[npt.NDArray[np.int32]] = field(default_factory=list)  # of all parts, where any has others than text would
@@ -66,9 +65,6 @@ class Images:
         for at in part.task.images:
             if part.begin <= at.begin < part.end:
                 together = looked_at(part.task.images, at, part.task.n_looked_at)
-                for one in together:
-                    assert one.image.rows is not None, "an image that is not encoded is not computed"
-                    self.states.append(one.image.rows)
                 self.encoded.append(Encoded(part.task.slot, at.begin, sum(one.image.n_rows for one in together)))
 
     def within(self, batch: Batch) -> Batch:
@@ -76,7 +72,6 @@ class Images:
         return batch._replace(
             bidirectional=tuple(self.bidirectional),
             encoded=tuple(self.encoded),
-            states=np.concatenate(self.states) if self.states else None,
             embedded=Embedded(np.concatenate(self.rows), np.concatenate(self.values)) if self.rows else None,
             axes=np.concatenate(self.axes, axis=1) if self.has_axes else None,
         )

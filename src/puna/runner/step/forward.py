@@ -26,7 +26,7 @@ from puna.model.model import Inputs, Model
 
 log = logging.getLogger(__name__)
 
-Shape = tuple[int, int, int, int, Hashable]  # tokens, outputs, rows that are embeddings, states of images, the cache's
+Shape = tuple[int, int, int, Hashable]  # tokens, outputs, rows that are embeddings, the cache's
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Forward:
         n_tokens, n_outputs = self._limits.n_batch, self._limits.max_outputs
         shape = self._cache.start_reserve(n_tokens)
         self._drop()
-        self._built = self._build((n_tokens, n_outputs, 0, self._limits.n_encoded, shape), place)
+        self._built = self._build((n_tokens, n_outputs, 0, shape), place)
         return self._built
 
     def expect(self, batch: Batch) -> None:
@@ -99,10 +99,9 @@ class Forward:
         A model that embeds gives hidden states [n_outputs, n_embd].
 
         The batch's tokens stay in the cache either way.
-        Errors: CacheFull, PunaError for embeddings or states that do not fit; then nothing has changed. OutOfMemory.
+        Errors: CacheFull, PunaError for embeddings that do not fit; then nothing has changed. OutOfMemory.
         """
         self._check_embedded(batch)
-        self._check_states(batch)
         built = self._graph_for(_key(batch, self._cache.start_forward(batch)))
         ctx = built.ctx
         ctx.set(built.inputs.tokens, batch.tokens)
@@ -112,8 +111,6 @@ class Forward:
         if batch.embedded and built.inputs.embeddings is not None and built.inputs.rows is not None:
             ctx.set(built.inputs.embeddings, batch.embedded.values)
             ctx.set(built.inputs.rows, batch.embedded.rows)
-        if batch.states is not None and built.inputs.states is not None:
-            ctx.set(built.inputs.states, batch.states)
         self._cache.inputs = built.cache_inputs
         self._cache.set_inputs(ctx)
         building = self._start_building(built)
@@ -140,12 +137,6 @@ class Forward:
         if (np.diff(rows) <= 0).any() or not 0 <= rows[0] <= rows[-1] < batch.n_tokens:
             raise PunaError(f"rows given as embeddings are not in order, or not among the {batch.n_tokens} of the batch")
 
-    def _check_states(self, batch: Batch) -> None:
-        shape = (0, self._model.n_embd) if batch.states is None else batch.states.shape
-        if shape != (batch.n_encoded, self._model.n_embd):
-            wanted = [batch.n_encoded, self._model.n_embd]
-            raise PunaError(f"states of images of shape {list(shape)} where the batch has {wanted}")
-
     def _graph_for(self, key: Shape) -> Built:
         if self._ahead and self._ahead.key == key:
             _close(self._built)
@@ -160,7 +151,7 @@ class Forward:
         return self._built
 
     def _build(self, key: Shape, place: int) -> Built:
-        n_tokens, n_outputs, n_embedded, n_encoded, _ = key
+        n_tokens, n_outputs, n_embedded, _ = key
         ctx = self._backend.context(self._max_nodes + place)
         try:
             inputs = Inputs(
@@ -169,7 +160,6 @@ class Forward:
                 ctx.input(DType.I32, n_outputs) if n_outputs < n_tokens else None,
                 ctx.input(DType.F32, self._model.n_embd, n_embedded) if n_embedded else None,
                 ctx.input(DType.I32, n_embedded) if n_embedded else None,
-                ctx.input(DType.F32, self._model.n_embd, n_encoded) if n_encoded else None,
             )
             self._cache.make_inputs(ctx)
             logits = self._model.forward(ctx, inputs, self._cache)
@@ -212,7 +202,7 @@ class Forward:
 
 
 def _key(batch: Batch, shape: Hashable) -> Shape:
-    return batch.n_tokens, batch.n_outputs, batch.n_embedded, batch.n_encoded, shape
+    return batch.n_tokens, batch.n_outputs, batch.n_embedded, shape
 
 
 def _close(built: Built | None) -> None:

@@ -1,4 +1,4 @@
-"""What is encoded between two steps: a part of the image that the oldest request waits for."""
+"""What is done of images between two steps: a part of the one that the oldest request waits for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Protocol
 
 from puna.runner.images.encoding import Encoder, Encoding
 from puna.runner.images.image import Image
-from puna.runner.images.in_sequence import next_wanted
+from puna.runner.images.in_sequence import looked_at_next, next_wanted
 from puna.runner.images.kept import KeptImages
+from puna.runner.images.storing import Storing
 from puna.runner.scheduling.task import Task
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,12 @@ class Aborting(Protocol):
 class ImageTurns:
     """Belongs to the engine's thread, but for abort."""
 
-    def __init__(self, encoder: Encoder, kept: KeptImages, host: Aborting, target_s: float) -> None:
-        """*target_s*: how long those who decode may wait for their next token."""
+    def __init__(
+        self, encoder: Encoder, kept: KeptImages, host: Aborting, target_s: float, storing: Storing | None = None
+    ) -> None:
+        """*target_s*: how long those who decode may wait for their next token; *storing*: for what is looked at."""
         self.encoding = Encoding(encoder)
+        self.storing = storing
         self._kept = kept
         self._host = host
         self._target_s = target_s
@@ -42,10 +46,12 @@ class ImageTurns:
         return min(max(self._target_s - step_s, LEAST_PART * self._target_s), UNHURRIED_S)
 
     def turn(self, running: Sequence[Task], step_s: float, *, is_idle: bool) -> None:
-        """Encode for so long; *is_idle*: nothing else can be computed until that is done. Never raises."""
+        """Store or encode for so long; *is_idle*: nothing else can be computed until that is done. Never raises."""
         waiting = [task for task in sorted(running, key=_age) if not (task.is_done or task.is_cancelled)]
         wanted = {id(image): image for task in waiting if (image := next_wanted(task.images, task.n_computed, task.n_looked_at))}
         self._fail(waiting)
+        if self._store(waiting, self.seconds(running, step_s)):
+            return
         images = [image for image in wanted.values() if image.problem is None]
         if not any(image is self.encoding.image for image in images):
             self.encoding.drop()  # nobody waits for it any more
@@ -55,6 +61,23 @@ class ImageTurns:
                 return
         self._advance(self.seconds(running, step_s))
         self._fail(waiting)
+
+    def _store(self, waiting: Sequence[Task], seconds: float) -> bool:
+        """What cross attention keeps of an image that is encoded; False where nobody waits for that."""
+        if self.storing is None:
+            return False
+        for task in waiting:
+            images = looked_at_next(task.images, task.n_computed, task.n_looked_at)
+            is_encoded = all(at.image.rows is not None for at in images)
+            if not is_encoded or task.is_paused or task.is_done or self.storing.is_stored(task.slot, images):
+                continue
+            try:
+                self.storing.advance(task.slot, images, seconds)
+            except BaseException as error:
+                log.exception("an image could not be stored")
+                task.fail(error)
+            return True
+        return False
 
     def _begin(self, images: Sequence[Image], *, is_idle: bool) -> bool:
         ready = next((image for image in images if image.pieces is not None), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from puna.runner.images.in_sequence import looked_at_next
 from puna.runner.pacing.pace import Pace
 from puna.runner.scheduling.schedule import Progress, schedule
 from puna.runner.scheduling.task import Part, Task
@@ -25,5 +26,7 @@ def next_parts(parts: Sequence[Part[Task]], n_batch: int, pace: Pace) -> list[Pa
 
 
 def _n_ready(part: Part[Task]) -> int:
-    """Whoever has all tokens computed gets one more."""
+    """Whoever has all tokens computed gets one more; whoever comes to an image that is looked at waits until that is stored."""
+    if looked_at_next(part.task.images, part.end, part.task.n_looked_at):
+        return part.end
     return part.end + 1 if part.end >= len(part.task.tokens) else part.task.n_ready(part.end)

@@ -141,6 +141,38 @@ class FakeEyes:
     backend: FakeHost = field(default_factory=FakeHost)
 
 
+class FakeHomes:
+    """Rows as they come, of whoever has the sequence and as far as it was when they did."""
+
+    most_rows = 1 << 20
+
+    def __init__(self, of: Callable[[int], Completion]) -> None:
+        self.parts: list[tuple[int, int]] = []  # sequence, rows
+        self.in_steps: list[list[int]] = []  # sequences whose image comes with a step, by step
+        self.on_part: Callable[[int], None] = lambda _n: None
+        self._of = of
+        self._kept: dict[int, tuple[Completion, int, list[Any]]] = {}
+
+    def n_stored(self, sequence: int) -> int:
+        request, n_computed, rows = self._kept.get(sequence, (None, 0, []))
+        owner = self._of(sequence)
+        return len(rows) if request is owner and n_computed == owner.n_computed else 0
+
+    def store(self, sequence: int, rows: Any, begin: int) -> bool:
+        assert begin == self.n_stored(sequence)
+        owner = self._of(sequence)
+        if not begin:
+            self._kept[sequence] = owner, owner.n_computed, []
+        self._kept[sequence][2].extend(rows)
+        self.parts.append((sequence, len(rows)))
+        self.on_part(len(rows))
+        return True
+
+    def take(self, sequence: int) -> Any:
+        assert self.n_stored(sequence)
+        return np.array(self._kept.pop(sequence)[2])
+
+
 class ImageSeeingModel(SeeingModel):
     """Where an image's row stands, what it sees is the row."""
 
@@ -151,7 +183,7 @@ class ImageSeeingModel(SeeingModel):
         if batch.embedded is not None:
             tokens[batch.embedded.rows] = batch.embedded.values[:, 0].astype(np.int32)
         self._check_axes(batch)
-        self._states_of(batch)
+        self._check_looked_at(batch)
         return super().__call__(batch._replace(tokens=tokens))
 
     def _check_axes(self, batch: Batch) -> None:
@@ -163,18 +195,20 @@ class ImageSeeingModel(SeeingModel):
         else:
             assert (batch.axes == expected).all(), "positions along axes"
 
-    def _states_of(self, batch: Batch) -> None:
-        """Images that are looked at come with the step of their token, whole."""
-        at = 0
+    homes: FakeHomes
+
+    def _check_looked_at(self, batch: Batch) -> None:
+        """Images that are looked at are stored whole before the step of their token."""
+        self.homes.in_steps.append([new.sequence for new in batch.encoded])
         for new in batch.encoded:
-            assert batch.states is not None
-            (image,) = (one.image for one in self.of(new.sequence).images if one.begin == new.position)
+            image, *before = [one.image for one in reversed(self.of(new.sequence).images) if one.begin <= new.position]
+            stored = self.homes.take(new.sequence)
             assert image.rows is not None
-            assert (batch.states[at : at + new.n_rows] == image.rows).all()
+            assert len(stored) == new.n_rows
+            assert (stored[-image.n_rows :] == image.rows).all()
+            assert len(stored) == image.n_rows or any((stored[: one.n_rows] == one.rows).all() for one in before)
             first = batch.positions[batch.sequences == new.sequence][0]
             assert first == new.position, "a step begins with the image that comes with it"
-            at += new.n_rows
-        assert batch.states is None or at == len(batch.states)
 
     def _sees_beyond(self, sequence: int, wanted: Any, positions: Any) -> Any:
         seen = super()._sees_beyond(sequence, wanted, positions)
@@ -222,8 +256,10 @@ class SeeingSimulation(Simulation):
 
     def __init__(self, kind: str = "full", *, eyes: FakeEyes | None = None, **options: Any) -> None:
         self.eyes = eyes or FakeEyes()
-        super().__init__(kind, eyes=self.eyes, seeing=ImageSeeingModel, **options)
-        self.model.of = lambda sequence: self._of(sequence).request
+        self.homes = FakeHomes(lambda sequence: self._of(sequence).request)
+        homes = self.homes if self.eyes.vision.is_cross_attended else None
+        super().__init__(kind, eyes=self.eyes, homes=homes, seeing=ImageSeeingModel, **options)
+        self.model.of, self.model.homes = lambda sequence: self._of(sequence).request, self.homes
         sight = self.loaded.sight
         assert sight is not None
         self.kept = sight.kept

@@ -326,8 +326,94 @@ def test_who_waits_for_an_image_that_cannot_be_prepared_again_is_told_why() -> N
     assert all("out of order" in end.error for end in failed)
 
 
+def looking(**options: Any) -> SeeingSimulation:
+    """Each row that is stored takes its time, which nothing else does."""
+    simulation = SeeingSimulation(eyes=FakeEyes(FakeVision(is_cross_attended=True)), **options)
+    turns = simulation.engine.loop.images
+    assert turns is not None
+    assert turns.storing is not None
+    now = [0.0]
+    turns.storing._clock = lambda: now[0]
+
+    def spend(n: int) -> None:
+        now[0] += ROW_S * n
+
+    simulation.homes.on_part = spend
+    return simulation
+
+
+ROW_S = 0.01
+TALL = file(10, 40, 3)
+
+
+def test_who_decodes_never_waits_for_a_whole_image() -> None:
+    """Between two tokens as many rows as there is time for; the request itself goes on when all are there."""
+    simulation = looking(token_gap_s=0.2)
+    reader = simulation.ask([1, 2, 3], 500, ignore_eos=True)
+    simulation.run(lambda: reader.request.n_generated > 2)
+    parts, n_generated = simulation.homes.parts, reader.request.n_generated
+    asked = simulation.show([5, TALL, 6], 3)
+    sums: list[int] = []
+    while not asked.request.n_generated:
+        before = len(parts)
+        simulation.turn()
+        sums.append(sum(n for _, n in parts[before:]))
+    assert sum(sums) == 400
+    assert max(sums) * ROW_S <= 0.2
+    assert len([n for n in sums if n]) >= 400 * ROW_S / 0.2
+    assert reader.request.n_generated - n_generated >= len(sums) - 1, "a token with every turn"
+    asked.handle.cancel()
+    reader.handle.cancel()
+    simulation.run()
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["the first image", "a later one"])
+def test_who_is_cancelled_leaves_the_home_to_the_next(follows: bool) -> None:
+    simulation = looking(token_gap_s=0.2, n_parallel=2)
+    reader = simulation.ask([1, 2, 3], 2000, ignore_eos=True)
+    simulation.run(lambda: reader.request.n_generated > 2)
+    first: list[int | bytes] = [*range(5, 25), *([CAT] if follows else []), 6]
+    asked = simulation.show([*first, TALL, 7], 3)
+    rows = 6 if follows else 0
+    simulation.run(lambda: rows < sum(n for _, n in simulation.homes.parts) < 300)
+    asked.handle.cancel()
+    simulation.run(lambda: asked.end is not None)
+    again = simulation.show([*first, file(5, 5, 4), 7], 3)
+    simulation.run(lambda: again.end is not None)
+    assert again.done.cached_count >= 20, "what was computed before the image is there still"
+    reader.handle.cancel()
+    simulation.run()
+    assert told(again) == [t for t in simulation.alone(again) if t]
+
+
+def test_users_bring_images_that_are_looked_at_at_once() -> None:
+    simulation = looking(n_parallel=4)
+    asked = [simulation.show([number, file(3, 4, number), 6, 7, file(4, 2, number + 50), 8]) for number in range(1, 9)]
+    simulation.run()
+    check(simulation)
+    assert len(asked) == 8
+    assert sorted(s for step in simulation.homes.in_steps for s in step), "they come with steps"
+
+
+def test_an_image_that_cannot_be_stored_fails_its_request_alone() -> None:
+    simulation = looking()
+    store = simulation.homes.store
+
+    def broken(sequence: int, rows: Any, begin: int) -> bool:
+        if len(rows) == 12:
+            raise RuntimeError("out of order")
+        return store(sequence, rows, begin)
+
+    simulation.homes.store = broken  # type: ignore[method-assign]
+    bad, good = simulation.show([5, file(3, 4, 1), 6]), simulation.show([5, DOG, 6])
+    simulation.run()
+    assert isinstance(bad.end, Failed)
+    assert "out of order" in bad.end.error
+    assert isinstance(good.end, Done)
+
+
 def test_images_that_are_looked_at_come_one_at_a_time() -> None:
-    simulation = SeeingSimulation(eyes=FakeEyes(FakeVision(is_cross_attended=True)))
+    simulation = looking()
     simulation.show([5, CAT, 6, 7, DOG, 8])
     simulation.show([CAT, 9, 9])
     simulation.run()
