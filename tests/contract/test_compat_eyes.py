@@ -19,7 +19,7 @@ from puna.compat.trial import Facts, tried
 from puna.errors import BadRequest, LoadError, PunaError, UnsupportedModel
 from puna.kvcache.cache import resume_point
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.vision.model import Pixels
+from puna.vision.model import Pixels, Prepared
 from tests.compat_engine import CompatEngine
 from tests.mmproj import write_listener, write_projector
 from tests.models.dialect import Translation
@@ -69,8 +69,8 @@ class Eyes:
         self.model.open(2)
         self.tokenizer = Tokenizer(engine.model.file.path)
 
-    def rows(self, pixels: Pixels) -> Floats:
-        found = [self.model.run(piece, None, 0, 1) for piece in self.model.prepare(pixels).pieces]
+    def numbered(self, prepared: Prepared) -> Floats:
+        found = [self.model.run(piece, None, 0, 1) for piece in prepared.pieces]
         return np.concatenate([rows[0] for rows in found if rows])
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ def test_sizes_are_known_before_anything_is_computed(pair: Pair, width: int, hei
     pixels = picture(width, height)
     prepared = pair.eyes.model.prepare(pixels)
     assert pair.eyes.model.size(width, height) == (prepared.n_rows, len(prepared.placed.tokens))
-    rows = pair.eyes.rows(pixels)
+    rows = pair.eyes.numbered(pair.eyes.model.prepare(pixels))
     assert rows.shape == (prepared.n_rows, pair.eyes.model.n_out)
     assert np.array_equal(rows, pair.oracle.encoded(pixels))
 
