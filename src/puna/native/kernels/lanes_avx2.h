@@ -11,7 +11,7 @@ struct Lanes {
   using I = __m256i;
   using F = __m256;
   static constexpr bool has_bfloats = false;
-  static constexpr int most_floats_of_tile = 6, float_stripes = 1;
+  static constexpr int most_floats_of_tile = 6, most_floats_of_two_stripes = 2;
   static constexpr int width = 8;
   static constexpr bool two_stripes = false;
   // There are 16 registers, and weights take 8: with sums of several tokens they would move in and out.

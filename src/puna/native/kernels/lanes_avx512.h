@@ -16,7 +16,7 @@ struct Lanes {
 #else
   static constexpr bool has_bfloats = false;
 #endif
-  static constexpr int most_floats_of_tile = 12, float_stripes = 2;
+  static constexpr int most_floats_of_tile = 12, most_floats_of_two_stripes = 12;
   static constexpr int width = 16;
 #ifdef __AVX512VNNI__
   static constexpr bool has_dot4 = true;

@@ -14,7 +14,7 @@ struct Lanes {
   using I = int32x4_t;
   using F = float32x4_t;
   static constexpr bool has_bfloats = false;
-  static constexpr int most_floats_of_tile = 4, float_stripes = 1;
+  static constexpr int most_floats_of_tile = 4, most_floats_of_two_stripes = 2;
   static constexpr int width = 4;
   static constexpr bool two_stripes = false;
   // There are 32 registers: 8 for weights, 4 for the sums of each token and 4 for those of a block.

@@ -9,7 +9,7 @@ namespace {
 
 struct Lanes {
   static constexpr bool has_bfloats = false;
-  static constexpr int most_floats_of_tile = 1, float_stripes = 1;
+  static constexpr int most_floats_of_tile = 1, most_floats_of_two_stripes = 0;
   static constexpr int width = 16;
   static constexpr bool two_stripes = false;
   static constexpr int most_tokens_in_registers = 0, most_tokens_of_tile = 1;

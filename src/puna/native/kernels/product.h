@@ -611,21 +611,27 @@ struct BF16 {
   }
 };
 
+constexpr int floats_ahead = 6144;  // bytes of all stripes together
+
 template <class L, class W, int T, int S> void tile_of_floats(const Activations& a, const Tile& tile) {
   using F = typename L::F;
   using Packed = typename W::Packed;
   constexpr int units = Shape<L, S>::units;
+  constexpr int64_t step = sizeof(Packed) / 16;
   F sums[T][units];
   PUNA_UNROLL for (int t = 0; t < T; t++)
     PUNA_UNROLL for (int u = 0; u < units; u++) sums[t][u] = L::set(0.0f);
   for (int64_t b = 0; b < a.n_in / 32; b++) {
     const float* x = a.x + (b * a.n + tile.first) * 32;
     const Packed* blocks[S];
-    PUNA_UNROLL for (int s = 0; s < S; s++) {
-      blocks[s] = reinterpret_cast<const Packed*>(tile.stripe + s * tile.stripe_bytes) + b;
-      fetch_ahead<sizeof(Packed)>(blocks[s]);
-    }
-    for (int k = 0; k < 16; k++) {
+    PUNA_UNROLL for (int s = 0; s < S; s++) blocks[s] = reinterpret_cast<const Packed*>(tile.stripe + s * tile.stripe_bytes) + b;
+    // Where a stripe ends, the next of its kind is S stripes on: those between are read already, by the others of this tile.
+    const int64_t here = b * static_cast<int64_t>(sizeof(Packed)) + floats_ahead / S;
+    const uint8_t* next = tile.stripe + here + (here < tile.stripe_bytes ? 0 : (S - 1) * tile.stripe_bytes);
+    for (int k = 0; k < 16; k++, next += step) {
+      // A line of each at a time: memory answers only so many at once.
+      PUNA_UNROLL for (int s = 0; s < S; s++)
+        PUNA_UNROLL for (int i = 0; i < step; i += line) __builtin_prefetch(next + s * tile.stripe_bytes + i, 0, 3);
       if constexpr (L::has_bfloats) {  // only weights of that kind are multiplied so
         typename L::I w[units];
         PUNA_UNROLL for (int u = 0; u < units; u++) w[u] = L::load(blocks[Shape<L, S>::stripe(u)]->q[k][Shape<L, S>::row(u)]);
@@ -649,27 +655,30 @@ template <class L, class W, int T, int S> void tile_of_floats(const Activations&
   for (int t = 0; t < T; t++) write<L, S>(tile, t, sums[t]);
 }
 
-template <class L, class W, int S, int T = L::most_floats_of_tile> PUNA_INLINE void tile_of_floats(int n, const Activations& a, const Tile& tile) {
+template <class L, class W, int S, int T> PUNA_INLINE void tile_of_floats(int n, const Activations& a, const Tile& tile) {
   if constexpr (T > 0) {
     if (n == T) tile_of_floats<L, W, T, S>(a, tile);
     else tile_of_floats<L, W, S, T - 1>(n, a, tile);
   }
 }
 
+// The sums of a row wait for themselves: of few tokens, those of two stripes at once hide that.
 template <class L, class W> void multiply_floats(const Activations& a, const Work& work, int64_t bytes) {
-  for (int64_t s = work.begin; s < work.end; s += L::float_stripes) {
-    const int64_t row = s * rows_of_stripe, n_stripes = L::float_stripes == 2 && s + 1 < work.end ? 2 : 1, left = work.n_rows - row - (n_stripes - 1) * rows_of_stripe;
+  const int64_t n_parts = (work.n + L::most_floats_of_tile - 1) / L::most_floats_of_tile;
+  const bool are_few = work.n <= L::most_floats_of_two_stripes * n_parts;
+  for (int64_t s = work.begin; s < work.end;) {
+    const int64_t row = s * rows_of_stripe, n_stripes = are_few && s + 1 < work.end ? 2 : 1, left = work.n_rows - row - (n_stripes - 1) * rows_of_stripe;
     Tile tile{work.weights + s * bytes, bytes, work.first, 0, work.y + row, work.y_stride, nullptr,
               static_cast<int>(left < rows_of_stripe ? left : rows_of_stripe)};
-    const int64_t n_parts = (work.n + L::most_floats_of_tile - 1) / L::most_floats_of_tile;
     for (int64_t part = 0; part < n_parts; part++) {
       const int64_t begin = work.first + work.n * part / n_parts, end = work.first + work.n * (part + 1) / n_parts;
       tile.first = begin;
       if (work.columns) tile.columns = work.columns + begin;
       else tile.y = work.y + row + begin * work.y_stride;
-      if (n_stripes == 2) tile_of_floats<L, W, L::float_stripes>(static_cast<int>(end - begin), a, tile);
-      else tile_of_floats<L, W, 1>(static_cast<int>(end - begin), a, tile);
+      if (n_stripes == 2) tile_of_floats<L, W, 2, L::most_floats_of_two_stripes>(static_cast<int>(end - begin), a, tile);
+      else tile_of_floats<L, W, 1, L::most_floats_of_tile>(static_cast<int>(end - begin), a, tile);
     }
+    s += n_stripes;
   }
 }
 
