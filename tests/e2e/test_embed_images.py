@@ -34,12 +34,16 @@ def with_images(text: str, *images: bytes) -> dict[str, Any]:
 
 
 class Seeing(Serving):
-    """``eyes`` embeds images too; ``blind``, the same without a projector, and ``bert`` do not; ``talks`` sees and generates."""
+    """``eyes``, of two files, and ``one``, the same in one, embed images; ``blind``, without a projector, and ``bert`` do not;
+    ``talks`` sees and generates.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.text = qwen.write_text(folder / "text.gguf", "qwen3vl", n_ctx=2048, pooling_type=3)
-        self.projector = qwen.encoder3().save(folder / "mmproj.gguf")
+        encoder = qwen.encoder3()
+        self.projector = encoder.save(folder / "mmproj.gguf")
+        self._add("one", {"one.gguf": qwen.save3_as_one(encoder, self.text, folder / "one.gguf")})
         talking = qwen.write_text(folder / "talks.gguf", "qwen3vl", n_ctx=2048)
         self._add("eyes", {"text.gguf": self.text, "mmproj.gguf": self.projector})
         self._add("talks", {"text.gguf": talking, "mmproj.gguf": self.projector})
@@ -54,8 +58,8 @@ class Seeing(Serving):
         error = response.json()["error"]
         return response.status_code, error if isinstance(error, str) else error["message"]
 
-    def vectors(self, path: str, *inputs: Any, **fields: Any) -> npt.NDArray[np.float32]:
-        body = ok(self.post(path, {"model": "eyes", "input": [*inputs], **fields}))
+    def vectors(self, path: str, *inputs: Any, model: str = "eyes") -> npt.NDArray[np.float32]:
+        body = ok(self.post(path, {"model": model, "input": [*inputs]}))
         return np.array(body["embeddings"] if path == "/api/embed" else [d["embedding"] for d in body["data"]], np.float32)
 
 
@@ -67,15 +71,21 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_vectors_are_those_of_the_reference(seeing: Seeing, path: str) -> None:
+@pytest.mark.parametrize("model", ["eyes", "one"])
+def test_vectors_are_those_of_the_reference(seeing: Seeing, model: str, path: str) -> None:
     prompts = [("is it", []), (MARKER, [CAT]), (f"see {MARKER} and {MARKER} now", [DOG, CAT])]
     inputs = [with_images(text, *images) if images else text for text, images in prompts]
-    found = seeing.vectors(path, *inputs)
+    found = seeing.vectors(path, *inputs, model=model)
     with MtmdOracle(seeing.text, seeing.projector, n_ctx=512, embeddings=True, pools=False) as oracle:
         for vector, (text, images) in zip(found, prompts, strict=True):
             oracle.forget()
             states = oracle.hidden_states(oracle.chunks(text, [np.asarray(Image.open(io.BytesIO(one))) for one in images]))
             assert difference(vector, states[-1] / np.linalg.norm(states[-1])) <= WORST
+
+
+def test_a_model_says_what_it_embeds(seeing: Seeing) -> None:
+    for model, able in {"eyes": ["embedding", "vision"], "one": ["embedding", "vision"], "blind": ["embedding"]}.items():
+        assert ok(seeing.post("/api/show", {"model": model}))["capabilities"] == able
 
 
 def test_one_input_needs_no_list(seeing: Seeing) -> None:
