@@ -72,6 +72,28 @@ class MtmdOracle(Oracle):
         assert status == 0, f"mtmd_helper_eval_chunks: {status}"
         return self._row(-1), after.value
 
+    def hidden_states(self, chunks: Chunks, *, sequence: int = 0) -> Floats:
+        """Of all tokens and rows, [n, n_embd], of a model made with embeddings=True and pools=False."""
+        after, width = ctypes.c_int32(0), self.lib.llama_model_n_embd(self.model)
+        found: list[Floats] = []
+        for chunk in chunks:
+            assert chunk.n_tokens <= self._n_batch, "only the last batch's are there"
+            status = mtmd().mtmd_helper_eval_chunk_single(
+                self.projector.address,
+                self.ctx,
+                chunk.address,
+                after.value,
+                sequence,
+                self._n_batch,
+                True,
+                ctypes.addressof(after),
+            )
+            assert status == 0, f"mtmd_helper_eval_chunk_single: {status}"
+            rows = [self.lib.llama_get_embeddings_ith(self.ctx, i) for i in range(chunk.n_tokens)]
+            pointers = [ctypes.cast(row, ctypes.POINTER(ctypes.c_float)) for row in rows]
+            found += [np.ctypeslib.as_array(pointer, (width,)).copy() for pointer in pointers]
+        return np.stack(found)
+
     def answer(self, prompt: str, images: Sequence[Media], count: int, *, sequence: int = 0) -> list[int]:
         """The likeliest continuation of a prompt with pictures, end tokens included as any other."""
         row, position = self.evaluate(self.chunks(prompt, images), sequence=sequence)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from puna.native.ggml import TYPE_F16
-from puna.native.llama import FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, llama
+from puna.native.llama import FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, POOLING_TYPE_NONE, POOLING_TYPE_UNSPECIFIED, llama
 
 _BESIDE = ThreadPoolExecutor(1, "oracle")
 
@@ -44,10 +44,13 @@ class Oracle:
         cache_type: int = TYPE_F16,
         flash_attention: bool = True,
         embeddings: bool = False,
+        pools: bool = True,
         adapters: Sequence[Any] = (),
         watch: int = 0,
     ) -> None:
-        """*watch*: a function that ggml calls before and after each node, by its address."""
+        """*pools*: as the file says; otherwise embeddings are those of tokens. *watch*: a function that ggml calls before and
+        after each node, by its address.
+        """
         self.lib = llama()
         self.n_sequences = n_sequences
         params = self.lib.llama_model_default_params()
@@ -61,6 +64,7 @@ class Oracle:
         c.type_k = c.type_v = cache_type
         c.no_perf = True
         c.embeddings = embeddings
+        c.pooling_type = POOLING_TYPE_UNSPECIFIED if pools else POOLING_TYPE_NONE
         c.cb_eval = watch or None
         self.ctx = self.lib.llama_init_from_model(self.model, c)
         assert self.ctx, "libllama could not make a context"

@@ -205,11 +205,13 @@ Command = Complete | Call | Cancel | NameModel
 
 class EmbeddingRequest(Message, frozen=True):
     inputs: list[str | list[int]]  # texts, or tokens, special ones included
+    images: list[Image] = []  # each stands in the texts wherever its marker does
     truncate: bool = True  # False: an input that is too long is an error
     normalize: bool = True  # to length 1
     dimensions: int = 0  # above zero: only the first so many
     n_ctx: int = 0  # tokens of an input at most; 0, or more than the runner's: the runner's
     query: str | None = None  # the inputs are judged against it: what comes back are scores, the first of each counts
+    salt: str = ""  # as CompletionRequest has it
     request_id: str = ""
 
 

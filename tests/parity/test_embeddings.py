@@ -46,8 +46,8 @@ class Running:
 
     cosine = COSINE  # between two vectors that should be the same
 
-    def __init__(self, path: Path, **options: Any) -> None:
-        self.engine = Engine(path)
+    def __init__(self, path: Path, new_engine: bool | None = None, **options: Any) -> None:
+        self.engine = Engine(path, new_engine)
         given = {"n_ctx": N_CTX, "n_threads": 2, **options}
         assert self.engine.load(LoadRequest(options=LoadOptions(**given))).success
         deadline = time.monotonic() + PATIENCE_S

@@ -8,28 +8,43 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from puna.api.generate import GivenOptions, KeepAlive
+from puna.api.generate import GivenOptions, Image, KeepAlive
+from puna.api.go_json import Request
 from puna.api.watched import ANYTHING, Watched
 
 
-def _texts(value: Any) -> list[str]:
-    """A text or a list of texts."""
-    texts = value if isinstance(value, list) else [value]
-    if not all(isinstance(text, str) for text in texts):
+class Illustrated(Request):
+    """A text and images, as llama-server takes them: a place in the text for each image, in their order."""
+
+    prompt_string: str
+    multimodal_data: list[Image] = Field(default_factory=list)
+
+
+# Told apart before they are read, so that an error is about what was meant.
+_Input = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Illustrated, Tag("object")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "object"),
+]
+
+
+def _inputs(value: Any) -> list[Any]:
+    """One or a list, each a text or an object."""
+    inputs = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str | dict) for one in inputs):
         raise ValueError("invalid input type")
-    return texts
+    return inputs
 
 
-def _texts_or_none(value: Any) -> list[str]:
-    return [] if value == "" else _texts(value)
+def _inputs_or_none(value: Any) -> list[Any]:
+    return [] if value == "" else _inputs(value)
 
 
-def _some_texts(value: Any) -> list[str]:
+def _some_inputs(value: Any) -> list[Any]:
     if value == []:
         raise ValueError("invalid input")
-    return _texts(value)
+    return _inputs(value)
 
 
 def _encoding(value: Any) -> str:
@@ -38,7 +53,8 @@ def _encoding(value: Any) -> str:
     return value.lower() or "float"
 
 
-_INPUT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+_ONE = {"anyOf": [{"type": "string"}, Illustrated.model_json_schema()]}
+_INPUT = WithJsonSchema({"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE}]})
 
 
 class _Common(Watched):
@@ -48,7 +64,7 @@ class _Common(Watched):
 
 
 class EmbedRequest(_Common):
-    input: Annotated[list[str], BeforeValidator(_texts_or_none), _INPUT] = Field(
+    input: Annotated[list[_Input], BeforeValidator(_inputs_or_none), _INPUT] = Field(
         default_factory=list
     )  # none: only load the model
     truncate: bool = True
@@ -65,6 +81,6 @@ class OpenAIEmbeddingsRequest(Watched):
     asks_nothing: ClassVar[Mapping[str, Container[Any]]] = {"user": ANYTHING}
 
     model: str = ""
-    input: Annotated[list[str], BeforeValidator(_some_texts), _INPUT] = Field(default_factory=list)
+    input: Annotated[list[_Input], BeforeValidator(_some_inputs), _INPUT] = Field(default_factory=list)
     dimensions: int = 0
     encoding_format: Annotated[str, BeforeValidator(_encoding), WithJsonSchema({"enum": ["float", "base64"]})] = "float"

@@ -83,6 +83,7 @@ LONG = {
     "mtmd_tokenize": "i ppppz",
     "mtmd_encode_chunk": "i pp",
     "mtmd_helper_eval_chunks": "i pppiiibp",
+    "mtmd_helper_eval_chunk_single": "i pppiiibp",
 }
 
 

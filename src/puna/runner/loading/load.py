@@ -81,7 +81,14 @@ class Loaded(Opened):
             return Ranking(tokenizer, n_ctx, self.backend.file, takes_whole_texts=self.is_encoder)
         if self.pooling is Pooling.NONE and not self.is_encoder:
             return Generation(tokenizer, n_ctx, self.sight, self.blindness)
-        return Embedding(tokenizer, n_ctx, self.pooling, takes_whole_texts=self.is_encoder)
+        return Embedding(
+            tokenizer,
+            n_ctx,
+            self.pooling,
+            takes_whole_texts=self.is_encoder,
+            sight=self.sight,
+            blindness=self.blindness,
+        )
 
     def memory(self) -> MemoryReport:
         report = self.backend.memory()

@@ -16,7 +16,7 @@ MAX_TEXTS = 128
 
 def fills_no_batch(running: Iterable[Task]) -> bool:
     """Whether another text would have a use: one that is taken up later leaves its turn to whoever comes meanwhile."""
-    return sum(len(text.tokens) - text.n_computed for text in running) < PACKED_TOKENS
+    return sum(text.n_ready(text.n_computed) - text.n_computed for text in running) < PACKED_TOKENS
 
 
 def schedule_whole(requests: Sequence[Progress], n_batch: int) -> list[int]:

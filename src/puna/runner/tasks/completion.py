@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Callable, Sequence, Set
 
 from puna.errors import BadRequest, ContextOverflow
 from puna.runner.failures import deliver
-from puna.runner.images.image import Image
 from puna.runner.images.in_sequence import ImageAt, extents, groups, n_ready, position, without
 from puna.runner.prefixes.groups import Group, cut
 from puna.runner.prefixes.key import scoped
@@ -17,6 +15,7 @@ from puna.runner.scheduling.schedule import Progress
 from puna.runner.scheduling.shift import dropped
 from puna.runner.scheduling.task import Reason, Removed
 from puna.runner.tasks.prompt import said, tokens_of
+from puna.runner.tasks.seeing import NOTHING_SEEN, Seen
 from puna.runner.tasks.text import TextStream
 from puna.runner.tasks.thinking import ThinkingMeter
 from puna.sample.breakers import breakers_of
@@ -43,19 +42,11 @@ Emit = Callable[[CompletionReply], None]
 MAX_CONTEXTS = 10
 
 
-class Seen(NamedTuple):
-    """A request's images by what stands for them in its prompt, and what to do when it has ended."""
-
-    images: Mapping[str, Image]
-    give_back: Callable[[], None]
-    n_looked_at: int = 0  # as a task has it
-
-
 class Completion:
     """``tokens`` are those of prompt and answer; the first ``n_computed`` of them are in the cache of ``slot``."""
 
-    def __init__(self, wire: CompletionRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit, seen: Seen | None = None) -> None:
-        tokens, images = tokens_of(wire.prompt, tokenizer, seen.images if seen else None, wire.context)
+    def __init__(self, wire: CompletionRequest, tokenizer: Tokenizer, n_ctx: int, emit: Emit, seen: Seen = NOTHING_SEEN) -> None:
+        tokens, images = tokens_of(wire.prompt, tokenizer, seen.images, wire.context)
         _check(wire, tokens, tokenizer.n_tokens)
         self.wire = wire
         self.n_ctx = n_ctx = min(wire.n_ctx or n_ctx, n_ctx)
@@ -119,7 +110,7 @@ class Completion:
 
     @property
     def n_looked_at(self) -> int:
-        return self._seen.n_looked_at if self._seen is not None else 0
+        return self._seen.n_looked_at
 
     reuses_prefixes = True
     is_resumable = True
@@ -254,11 +245,10 @@ class Completion:
 
     def _end(self, last: Done | Failed) -> None:
         self.is_done = True
-        if self._seen is not None:
-            try:
-                self._seen.give_back()
-            except BaseException:
-                log.exception("images could not be given back")
+        try:
+            self._seen.give_back()
+        except BaseException:
+            log.exception("images could not be given back")
         deliver(self._emit, last)
 
 

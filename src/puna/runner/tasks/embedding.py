@@ -1,4 +1,4 @@
-"""Requests for vectors and scores: a job per request, and a task per input.
+"""Requests for vectors and scores: a job per request, and a task per input, which may have images among its text.
 
 A job lends one text at a time to the queue, in turn with other jobs, so that a long list delays nobody by more than a batch.
 Texts begin from nothing and leave nothing: prompts that repeat are not what embeddings are asked for.
@@ -6,6 +6,7 @@ Texts begin from nothing and leave nothing: prompts that repeat are not what emb
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,13 +15,16 @@ import numpy.typing as npt
 from puna.errors import BadRequest, PunaError
 from puna.model.pooling import Pooling
 from puna.runner.failures import deliver
-from puna.runner.images.in_sequence import ImageAt
+from puna.runner.images.in_sequence import ImageAt, groups, n_ready
 from puna.runner.prefixes.groups import Group
 from puna.runner.scheduling.schedule import Progress
 from puna.runner.scheduling.task import Reason, Removed
 from puna.runner.scheduling.workload import Rows
 from puna.runner.tasks.inputs import Fitted
+from puna.runner.tasks.seeing import NOTHING_SEEN, Seen
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed
+
+log = logging.getLogger(__name__)
 
 Vector = npt.NDArray[np.float32]
 Emit = Callable[[EmbeddingReply | Failed], None]
@@ -32,28 +36,37 @@ class EmbeddingJob:
     """One request's texts and their vectors; replies once, when all are there or one has failed."""
 
     def __init__(
-        self, wire: EmbeddingRequest, fitted: Sequence[Fitted], pooling: Pooling, emit: Emit, *, has_probabilities: bool = False
+        self,
+        wire: EmbeddingRequest,
+        fitted: Sequence[Fitted],
+        pooling: Pooling,
+        emit: Emit,
+        seen: Seen = NOTHING_SEEN,
+        *,
+        has_probabilities: bool = False,
     ) -> None:
         self.pooling = pooling
+        self.n_looked_at = seen.n_looked_at
+        self._seen = seen
         self._wire = wire
         self._emit = emit
         self._has_probabilities = has_probabilities
-        self._tokens = [text.tokens for text in fitted]
+        self._texts = fitted
         self._n_truncated = sum(text.n_cut for text in fitted)
-        self._n_tokens = sum(map(len, self._tokens))
+        self._n_tokens = sum(len(text.tokens) for text in fitted)
         self._n_lent = 0
-        self._n_missing = len(self._tokens)
-        self._vectors: list[list[float]] = [[]] * len(self._tokens)
+        self._n_missing = len(fitted)
+        self._vectors: list[list[float]] = [[]] * len(fitted)
         self.is_cancelled = False
         self.is_done = False
 
     @property
     def n_left(self) -> int:
         """Texts that nobody has taken yet."""
-        return len(self._tokens) - self._n_lent
+        return len(self._texts) - self._n_lent
 
     def take_text(self) -> EmbeddedText:
-        text = EmbeddedText(self, self._n_lent, self._tokens[self._n_lent])
+        text = EmbeddedText(self, self._n_lent, self._texts[self._n_lent])
         self._n_lent += 1
         return text
 
@@ -71,14 +84,13 @@ class EmbeddingJob:
         self._vectors[index] = short(vector).tolist()
         self._n_missing -= 1
         if not self._n_missing:
-            self.is_done = True
             reply = EmbeddingReply(
                 embeddings=self._vectors,
                 prompt_eval_count=self._n_tokens,
                 truncated_count=self._n_truncated,
                 has_probabilities=self._has_probabilities,
             )
-            deliver(self._emit, reply)
+            self._end(reply)
 
     def finish(self, reason: Reason) -> None:
         """End it early; the only reason there is, is that nobody wants the answer any more."""
@@ -87,16 +99,27 @@ class EmbeddingJob:
     def fail(self, error: BaseException, status: int = 500) -> None:
         """Never raises."""
         if not self.is_done:
-            self.is_done = self.is_cancelled = True
-            deliver(self._emit, Failed(error=str(error) or type(error).__name__, status=status))
+            self.is_cancelled = True
+            self._end(Failed(error=str(error) or type(error).__name__, status=status))
+
+    def _end(self, reply: EmbeddingReply | Failed) -> None:
+        self.is_done = True
+        try:
+            self._seen.give_back()
+        except BaseException:
+            log.exception("images could not be given back")
+        deliver(self._emit, reply)
 
 
 class EmbeddedText:
     """``tokens`` are those of the text; the first ``n_computed`` of them have been computed."""
 
-    def __init__(self, job: EmbeddingJob, index: int, tokens: list[int]) -> None:
-        self.tokens = tokens
-        self.n_ctx = len(tokens)
+    def __init__(self, job: EmbeddingJob, index: int, text: Fitted) -> None:
+        self.tokens = text.tokens
+        self.images: Sequence[ImageAt] = text.images
+        self.groups: Sequence[Group] = groups(text.images)
+        self.n_looked_at = job.n_looked_at
+        self.n_ctx = len(text.tokens)
         self.n_computed = 0
         self.slot = -1
         self.order = 0  # of admission
@@ -109,7 +132,7 @@ class EmbeddedText:
 
     @property
     def progress(self) -> Progress:
-        return Progress(self.n_computed, len(self.tokens))
+        return Progress(self.n_computed, self.n_ready(self.n_computed), 0, self.groups)
 
     @property
     def is_done(self) -> bool:
@@ -123,9 +146,6 @@ class EmbeddedText:
     def is_cancelled(self, value: bool) -> None:
         self._job.is_cancelled = value
 
-    groups: Sequence[Group] = ()
-    images: Sequence[ImageAt] = ()
-    n_looked_at = 0
     n_generated = n_to_write = 0
     reuses_prefixes = False
     is_resumable = False  # the sum is over all its tokens: it begins again when some of them are lost
@@ -135,7 +155,7 @@ class EmbeddedText:
         return len(self.tokens)
 
     def n_ready(self, n_computed: int) -> int:
-        return len(self.tokens)
+        return n_ready(self.images, n_computed, len(self.tokens), self.n_looked_at)
 
     def place(self, slot: int, n_cached: int) -> None:
         self.slot = slot

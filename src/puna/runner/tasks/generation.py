@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from puna.errors import UnsupportedModel
-from puna.runner.images.sight import Sight, by_marker
+from puna.runner.images.sight import Sight
 from puna.runner.scheduling.admission import Room, next_to_start
 from puna.runner.scheduling.task import Part
 from puna.runner.scheduling.workload import Rows, Workload
 from puna.runner.step.sampling import has_number, sample
-from puna.runner.tasks.completion import Completion, Seen
+from puna.runner.tasks.completion import Completion
 from puna.runner.tasks.pooling import no_embeddings, no_ranking
+from puna.runner.tasks.seeing import Seeing
 from puna.sample.transforms import Floats
 from puna.tokenizer.tokenizer import Tokenizer
 from puna.wire import CompletionReply, CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed, ImagesRequest
@@ -23,37 +23,21 @@ class Generation(Workload[Completion, Completion]):
     takes_whole_texts = False
 
     def __init__(self, tokenizer: Tokenizer, n_ctx: int, sight: Sight | None = None, blindness: str = "") -> None:
-        """*blindness*: why a model that has eyes does not see."""
+        """*sight* and *blindness* as Seeing has them."""
         self._tokenizer = tokenizer
         self._n_ctx = n_ctx
-        self._sight = sight
-        self._blindness = blindness
+        self._seeing = Seeing(n_ctx, sight, blindness)
 
     def complete(self, request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> Completion:
-        if not request.images:
-            return Completion(request, self._tokenizer, self._n_ctx, emit)
-        sight = self._eyes()
-        taken = sight.take_all([image.data for image in request.images], request.salt, self._context(request.n_ctx))
+        seen = self._seeing.take(request.images, request.salt, request.n_ctx)
         try:
-            seen = Seen(by_marker(request.images, taken), lambda: sight.give_back_all(taken), sight.n_looked_at)
             return Completion(request, self._tokenizer, self._n_ctx, emit, seen)
         except BaseException:
-            sight.give_back_all(taken)
+            seen.give_back()
             raise
 
-    def _eyes(self) -> Sight:
-        if self._sight is None:
-            raise UnsupportedModel(f"images are not supported: {self._blindness or 'the model has nothing to see with'}")
-        return self._sight
-
-    def _context(self, n_ctx: int) -> int:
-        return min(n_ctx or self._n_ctx, self._n_ctx)
-
     def image_tokens(self, request: ImagesRequest) -> list[int]:
-        sight = self._eyes()
-        taken = sight.take_all(request.images, request.salt, self._context(request.n_ctx))
-        sight.give_back_all(taken)
-        return [image.n_tokens for image in taken]
+        return self._seeing.n_tokens(request)
 
     def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> Completion:
         raise no_embeddings() if request.query is None else no_ranking()

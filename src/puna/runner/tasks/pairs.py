@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from puna.errors import BadRequest, ContextOverflow
 from puna.gguf.reader import GGUFFile
-from puna.runner.tasks.inputs import Fitted, n_special_at_end
+from puna.runner.tasks.inputs import Fitted
+from puna.runner.tasks.prompt import special_around
 from puna.tokenizer.tokenizer import Tokenizer
 
 # In templates for ranking.
@@ -25,10 +26,7 @@ class Pairs:
     def __init__(self, query: str, tokenizer: Tokenizer, n_ctx: int, separator: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._n_ctx = n_ctx
-        probe = tokenizer.encode("a", add_special=False)
-        wrapped = tokenizer.encode("a")
-        self._end = wrapped[len(wrapped) - n_special_at_end(wrapped, probe) :]
-        self._begin = wrapped[: len(wrapped) - len(probe) - len(self._end)]
+        self._begin, self._end = special_around(tokenizer)
         self._middle = [*self._end, *separator]
         self._query = self._plain(query)
 

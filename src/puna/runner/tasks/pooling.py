@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from puna.errors import BadRequest, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.model.pooling import Pooling
+from puna.runner.images.sight import Sight
 from puna.runner.scheduling.admission import Room
 from puna.runner.scheduling.packing import fills_no_batch
 from puna.runner.scheduling.task import Part
@@ -15,8 +16,9 @@ from puna.runner.scheduling.workload import Rows, Workload
 from puna.runner.tasks.embedding import EmbeddedText, EmbeddingJob, Emit
 from puna.runner.tasks.inputs import Fitted, tokenize
 from puna.runner.tasks.pairs import Pairs, TemplatedPairs, pair_separator
+from puna.runner.tasks.seeing import Seeing
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.wire import CompletionReply, CompletionRequest, EmbeddingRequest
+from puna.wire import CompletionReply, CompletionRequest, EmbeddingRequest, ImagesRequest
 
 
 class PoolingWorkload(Workload[EmbeddingJob, EmbeddedText]):
@@ -47,14 +49,38 @@ class PoolingWorkload(Workload[EmbeddingJob, EmbeddedText]):
 class Embedding(PoolingWorkload):
     """Inputs become vectors."""
 
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        n_ctx: int,
+        pooling: Pooling,
+        *,
+        takes_whole_texts: bool,
+        sight: Sight | None = None,
+        blindness: str = "",
+    ) -> None:
+        """*sight* and *blindness* as Seeing has them."""
+        super().__init__(tokenizer, n_ctx, pooling, takes_whole_texts=takes_whole_texts)
+        self._seeing = Seeing(n_ctx, sight, blindness)
+
     def embed(self, request: EmbeddingRequest, emit: Emit) -> EmbeddingJob:
         if request.query is not None:
             raise no_ranking()
         if self._pooling is Pooling.NONE:
             raise no_embeddings()
         n_ctx = checked_n_ctx(request, self._n_ctx)
-        fitted = [tokenize(text, i, self._tokenizer, n_ctx, request.truncate) for i, text in enumerate(request.inputs)]
-        return EmbeddingJob(request, fitted, self._pooling, emit)
+        seen = self._seeing.take(request.images, request.salt, n_ctx)
+        try:
+            fitted = [
+                tokenize(text, i, self._tokenizer, n_ctx, request.truncate, seen.images) for i, text in enumerate(request.inputs)
+            ]
+            return EmbeddingJob(request, fitted, self._pooling, emit, seen)
+        except BaseException:
+            seen.give_back()
+            raise
+
+    def image_tokens(self, request: ImagesRequest) -> list[int]:
+        return self._seeing.n_tokens(request)
 
 
 class Ranking(PoolingWorkload):
@@ -71,6 +97,8 @@ class Ranking(PoolingWorkload):
     def embed(self, request: EmbeddingRequest, emit: Emit) -> EmbeddingJob:
         if request.query is None:
             raise no_embeddings()
+        if request.images:
+            raise UnsupportedModel("images are not supported: texts alone are ranked")
         n_ctx = checked_n_ctx(request, self._n_ctx)
         pairs = self._pairs(request.query, n_ctx)
         fitted: list[Fitted] = [pairs.tokenize(text, i, request.truncate) for i, text in enumerate(request.inputs)]

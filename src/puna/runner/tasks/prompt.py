@@ -20,20 +20,33 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(text: str, tokenizer: Tokenizer, images: Mapping[str, Image] | None = None, context: Sequence[int] = ()) -> Tokens:
-    """The text is cut where an image's marker stands; only its first part may get special tokens around it.
+    """The text is cut where an image's marker stands; what the model puts around a text stands around all of it.
 
     *context* are tokens in front of the prompt, which has no special ones then.
     """
     if not images:
         return Tokens([*context, *tokenizer.encode(text, add_special=not context)], [])
     found = Tokens([*context], [])
+    end = [] if context else special_around(tokenizer)[1]
     for number, part in enumerate(cut_at(text, list(images))):
         if number % 2:
             found.images.append(ImageAt(images[part], len(found.tokens)))
             found.tokens.extend(_elements(images[part]))
-        elif part or not number:
-            found.tokens.extend(tokenizer.encode(part, add_special=not (number or context)))
+        elif number or context:
+            found.tokens.extend(tokenizer.encode(part, add_special=False) if part else [])
+        else:
+            wrapped = tokenizer.encode(part)
+            found.tokens.extend(wrapped[: len(wrapped) - len(end)])
+    found.tokens.extend(end)
     return found
+
+
+def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What the model puts in front of a text and behind it."""
+    plain, wrapped = tokenizer.encode("0", add_special=False), tokenizer.encode("0")
+    n_added = len(wrapped) - len(plain)
+    n_begin = next((n for n in range(n_added + 1) if wrapped[n : n + len(plain)] == plain), n_added)
+    return wrapped[:n_begin], wrapped[n_begin + len(plain) :]
 
 
 def cut_at(text: str, markers: Sequence[str]) -> list[str]:

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 # Prompts are tokenised there: a long one keeps nobody else's from starting. Images are read in threads of their own: those that
 # take all their time keep no text waiting.
 _SUBMITTERS = 4
+_PATHS_WITH_IMAGES = frozenset({"/images", "/embedding"})
 
 
 class Outlet(Protocol):
@@ -62,6 +63,12 @@ class _Numbered(msgspec.Struct, frozen=True):
     """All that must be understood of a command to answer that the rest was not."""
 
     id: int
+
+
+class _Pictured(msgspec.Struct, frozen=True):
+    """All that must be understood of a call to know whether it brings images."""
+
+    images: list[msgspec.Raw] = []
 
 
 class _Exchange:
@@ -196,4 +203,11 @@ class Channel:
 
 
 def _has_images(command: Complete | Call) -> bool:
-    return command.path == "/images" if isinstance(command, Call) else bool(command.request.images)
+    if isinstance(command, Complete):
+        return bool(command.request.images)
+    if command.path not in _PATHS_WITH_IMAGES:
+        return False
+    try:
+        return bool(msgspec.json.decode(command.body, type=_Pictured).images)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # whoever reads all of it says what is wrong
+        return False

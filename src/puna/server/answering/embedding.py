@@ -30,7 +30,7 @@ class Embedded:
 async def embed(place: Place, request: CheckedEmbedding) -> Embedded:
     """Errors: HTTPException 501 for a model that is made for something else; BadRequest; RunnerDied."""
     try:
-        reply = await place.runner.embed(msgspec.structs.replace(request.texts, n_ctx=place.n_ctx))
+        reply = await place.runner.embed(msgspec.structs.replace(request.texts, n_ctx=place.n_ctx, salt=request.caller.salt))
     except UnsupportedModel as error:
         raise HTTPException(501, str(error)) from error
     if reply.truncated_count:

@@ -14,7 +14,7 @@ from puna.errors import BadRequest
 from puna.llm.load import LoadRequirements, load_requirements
 from puna.prompt.exchange import Think
 from puna.server.checking.grammar import grammar_of
-from puna.server.checking.models import check_keep_alive, open_model
+from puna.server.checking.models import check_images, check_keep_alive, open_model, sees
 from puna.server.checking.request import InferenceRequest
 from puna.server.http.caller import Caller
 from puna.settings import Settings
@@ -22,9 +22,7 @@ from puna.store.models.model import StoredModel
 from puna.store.store import Store
 from puna.wire import Grammar
 
-MAX_IMAGES = 256  # reading one takes a moment, also of those that a context has no room for
 _MAX_TOP_LOGPROBS = 20
-_SENSES = frozenset(("vision", "audio"))  # what files in images' places are for
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ async def check(request: InferenceRequest, store: Store, settings: Settings) -> 
             n_ctx_train=model.context_length or None,
             adapters=model.adapter_paths,
             projector=next(iter(model.projector_paths), None),
-            has_vision=not _SENSES.isdisjoint(model.capabilities),
+            has_vision=sees(model),
         ),
         keep_alive=native.keep_alive,
         think=None if is_raw else think,
@@ -95,10 +93,7 @@ def _check_abilities(model: StoredModel, native: ChatRequest | GenerateRequest) 
     else:
         _require(model, native.model, "chat", {"tools"} if native.tools else set())
         n_images = sum(len(message.images) for message in native.messages)
-    if n_images and _SENSES.isdisjoint(model.capabilities):
-        raise BadRequest(f'"{native.model}" does not support images')
-    if n_images > MAX_IMAGES:
-        raise BadRequest(f"{n_images} images are more than the {MAX_IMAGES} that a request may have")
+    check_images(model, native.model, n_images)
     if not 0 <= native.top_logprobs <= _MAX_TOP_LOGPROBS:
         raise BadRequest(f"top_logprobs must be between 0 and {_MAX_TOP_LOGPROBS}")
 

@@ -13,7 +13,7 @@ from puna import wire
 from puna.api import options as model_options
 from puna.errors import NotFound
 from puna.llm.load import LoadRequirements, load_requirements
-from puna.server.checking.models import check_keep_alive, open_model
+from puna.server.checking.models import check_images, check_keep_alive, open_model, sees
 from puna.server.checking.request import EmbeddingRequest
 from puna.server.http.caller import Caller
 from puna.settings import Settings
@@ -39,14 +39,24 @@ class CheckedEmbedding:
 
 
 async def check_embedding(request: EmbeddingRequest, store: Store, settings: Settings) -> CheckedEmbedding:
-    """Errors: what opening the model raises; HTTPException 501 for a model that is made for something else; Forbidden."""
+    """Errors: what opening the model raises; HTTPException 501 for a model that is made for something else; BadRequest for images
+    that it cannot see; Forbidden.
+    """
     model = await _open(store, request)
     _check_ability(model, request.texts)
+    check_images(model, request.model, len(request.texts.images))
     options = model_options.merge(model.parameters, request.options)
     warnings = [*request.unused, *model_options.warnings(request.options), *_without_effect(request.options)]
     for warning in warnings:
         log.warning("%s", warning)
-    load = load_requirements(options, settings, n_ctx_train=model.context_length or None, adapters=model.adapter_paths)
+    load = load_requirements(
+        options,
+        settings,
+        n_ctx_train=model.context_length or None,
+        adapters=model.adapter_paths,
+        projector=next(iter(model.projector_paths), None),
+        has_vision=sees(model),
+    )
     check_keep_alive(request.caller, request.keep_alive)
     return CheckedEmbedding(request.caller, request.texts, model, load, request.keep_alive, warnings)
 

@@ -11,6 +11,9 @@ from puna.store.models.details import read_details
 from puna.store.models.model import StoredModel
 from puna.store.store import Store
 
+MAX_IMAGES = 256  # reading one takes a moment, also of those that a context has no room for
+_SENSES = frozenset(("vision", "audio"))  # what files in images' places are for
+
 
 async def open_model(store: Store, caller: Caller, name: str, projector: str = "") -> StoredModel:
     """A model of the store, or for callers on this machine a GGUF file by its path, which *projector* may lie beside.
@@ -33,6 +36,18 @@ def _open(store: Store, name: str, projector: str, *, is_local: bool) -> StoredM
     if model.file is None:
         read_details(path)  # raises what is wrong with the file
     return model
+
+
+def check_images(model: StoredModel, name: str, n_images: int) -> None:
+    """Errors: BadRequest where there are any and the model does not see, or too many; *name* is what the client calls it."""
+    if n_images and not sees(model):
+        raise BadRequest(f'"{name}" does not support images')
+    if n_images > MAX_IMAGES:
+        raise BadRequest(f"{n_images} images are more than the {MAX_IMAGES} that a request may have")
+
+
+def sees(model: StoredModel) -> bool:
+    return not _SENSES.isdisjoint(model.capabilities)
 
 
 def check_keep_alive(caller: Caller, keep_alive: float | None) -> None:

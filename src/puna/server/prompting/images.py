@@ -13,8 +13,10 @@ import secrets
 from collections.abc import Sequence
 
 from puna import wire
+from puna.errors import BadRequest
 
 _ANY_PLACE = "[img]"  # in a message's text: where its first image goes, the next in the next one
+PLACE_IN_INPUT = "<__media__>"  # in what vectors are made of, as llama-server has it
 _PLACE = re.compile(r"\[img-(\d{1,9})\]")  # in a raw prompt
 
 
@@ -39,6 +41,15 @@ class PlacedImages:
         for marker, part in zip(markers, parts[1:], strict=False):
             placed += marker + part
         return "".join(markers[len(parts) - 1 :]) + placed, markers
+
+    def in_input(self, text: str, images: Sequence[bytes]) -> str:
+        """What a vector is made of, with its images where it says so. Errors: BadRequest where it has not a place for each."""
+        if not images:
+            return text
+        first, *parts = text.split(PLACE_IN_INPUT)
+        if len(parts) != len(images):
+            raise BadRequest(f"prompt_string has {len(parts)} places ({PLACE_IN_INPUT}) for {len(images)} images")
+        return first + "".join(self._marker(data) + part for data, part in zip(images, parts, strict=True))
 
     def in_raw(self, prompt: str, images: Sequence[bytes]) -> str:
         """A raw prompt with its images where it says ``[img-N]``, those that it does not name in front."""

@@ -11,6 +11,7 @@ from tests.unit.runner.simulation import MEGABYTE
 
 from puna.errors import BadRequest, ContextOverflow, UnsupportedModel
 from puna.runner.images.in_sequence import position
+from puna.runner.tasks.seeing import Seeing
 from puna.vision.model import Prepared
 from puna.wire import Done, Failed
 
@@ -432,7 +433,7 @@ def test_what_stands_for_an_image_is_no_token_to_penalties_and_to_the_answers_me
 def test_a_model_without_eyes_says_so() -> None:
     simulation = SeeingSimulation()
     generation: Any = simulation.engine.loop.workload
-    generation._sight, generation._blindness = None, "the projector is of another kind"
+    generation._seeing = Seeing(64, blindness="the projector is of another kind")
     with pytest.raises(UnsupportedModel, match="of another kind"):
         simulation.show([5, CAT])
     simulation.ask([5, 6])

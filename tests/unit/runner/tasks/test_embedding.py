@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 
 from puna.errors import BadRequest, ContextOverflow
 from puna.model.pooling import Pooling
-from puna.runner.scheduling.packing import schedule_whole
+from puna.runner.images.image import Image, Key
+from puna.runner.scheduling.packing import PACKED_TOKENS, fills_no_batch, schedule_whole
 from puna.runner.scheduling.schedule import Progress
 from puna.runner.scheduling.task import Part
 from puna.runner.step.compute import collect
 from puna.runner.tasks.embedding import EmbeddedText, EmbeddingJob, short
-from puna.runner.tasks.inputs import tokenize
+from puna.runner.tasks.inputs import Fitted, tokenize
 from puna.runner.tasks.pooling import Embedding, take
+from puna.runner.tasks.prompt import tokens_of
+from puna.runner.tasks.seeing import Seen
 from puna.tokenizer.tokenizer import Tokenizer
+from puna.vision.model import Placed, Prepared
 from puna.wire import EmbeddingReply, EmbeddingRequest, Failed
 
 BEGIN, END = 1, 2
@@ -48,8 +52,8 @@ def job(
 
 
 def test_a_cut_text_keeps_its_end_token() -> None:
-    assert tokenize("abcdef", 0, LETTERS, 5, True) == ([BEGIN, *map(ord, "abc"), END], 3)
-    assert tokenize([9, 8, 7], 0, LETTERS, 2, True) == ([9, 8], 1)
+    assert tokenize("abcdef", 0, LETTERS, 5, True)[:2] == ([BEGIN, *map(ord, "abc"), END], 3)
+    assert tokenize([9, 8, 7], 0, LETTERS, 2, True)[:2] == ([9, 8], 1)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,60 @@ def test_a_cut_text_keeps_its_end_token() -> None:
 def test_what_cannot_be_embedded_is_refused(text: Any, truncate: bool, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         tokenize(text, 3, LETTERS, 4, truncate)
+
+
+def image(n_tokens: int) -> Image:
+    """Of which nobody has encoded anything yet."""
+    return Image(Key(b"%d" % n_tokens, ""), Prepared([], Placed([7] * n_tokens, range(n_tokens)), n_tokens))
+
+
+def test_what_stands_around_a_text_stands_around_its_images_too() -> None:
+    images = {"<1>": image(3), "<2>": image(2)}
+    for text, expected in (
+        ("a<1>b", [BEGIN, 97, 7, 7, 7, 98, END]),
+        ("<2>", [BEGIN, 7, 7, END]),
+        ("<1><2>", [BEGIN, 7, 7, 7, 7, 7, END]),
+    ):
+        assert list(map(int, tokenize(text, 0, LETTERS, 16, True, images).tokens)) == expected
+    assert list(map(int, tokens_of("a<2>b", LETTERS, images, context=[9]).tokens)) == [9, 97, 7, 7, 98]
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "tokens", "n_images"),
+    [
+        (9, [BEGIN, 97, 7, 7, 7, 98, 99, 100, END], 1),
+        (6, [BEGIN, 97, 7, 7, 7, END], 1),
+        (5, [BEGIN, 97, END], 0),
+    ],
+)
+def test_a_cut_splits_no_image(n_ctx: int, tokens: list[int], n_images: int) -> None:
+    found = tokenize("a<1>bcdef", 0, LETTERS, n_ctx, True, {"<1>": image(3)})
+    assert (list(map(int, found.tokens)), found.n_cut, len(found.images)) == (tokens, 11 - len(tokens), n_images)
+
+
+def test_where_nothing_would_be_left_it_is_too_long() -> None:
+    with pytest.raises(ContextOverflow, match=r"\(6 tokens, context 4\)"):
+        tokenize("<1>b", 0, LETTERS, 4, True, {"<1>": image(3)})
+
+
+def test_who_waits_for_an_image_keeps_no_place_in_a_batch() -> None:
+    made = image(PACKED_TOKENS)
+    text = EmbeddedText(job("x")[0], 0, tokenize("<1>", 0, LETTERS, PACKED_TOKENS + 2, True, {"<1>": made}))
+    assert fills_no_batch([text])
+    made.rows = np.zeros((PACKED_TOKENS, 4), np.float32)
+    assert not fills_no_batch([text])
+
+
+@pytest.mark.parametrize("end", ["vectors", "error"])
+def test_images_are_given_back_once(end: str) -> None:
+    n_given = []
+    made, replies = job("a", "b")
+    made._seen = Seen({}, lambda: n_given.append(1))
+    made.accept(0, np.ones(2, np.float32))
+    assert not n_given
+    made.accept(1, np.ones(2, np.float32)) if end == "vectors" else made.finish("cancelled")
+    made.fail(ValueError("late"))
+    assert (len(n_given), len(replies)) == (1, 1)
 
 
 def test_no_input_is_refused() -> None:
@@ -104,7 +162,7 @@ def test_whole_texts_fill_a_batch_and_the_first_is_never_passed_over(lengths: li
     [(Pooling.MEAN, [0, 1, 2, 3, 4, 5], 3), (Pooling.CLS, [0, 5], 2), (Pooling.LAST, [4], 1)],
 )
 def test_only_the_rows_that_pooling_needs_are_outputs(pooling: Pooling, outputs: list[int], n_owners: int) -> None:
-    texts = [EmbeddedText(job("x", pooling=pooling)[0], 0, list(range(10, 10 + n))) for n in (9, 4, 8)]
+    texts = [EmbeddedText(job("x", pooling=pooling)[0], 0, Fitted(list(range(10, 10 + n)))) for n in (9, 4, 8)]
     rows = collect([Part(texts[0], 0, 3), Part(texts[1], 2, 2), Part(texts[2], 0, 1)])
     owners = [end for begin, end in pairwise(rows.bounds) if end > begin]
     assert rows.tokens == [10, 11, 12, 12, 13, 10]

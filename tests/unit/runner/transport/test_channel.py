@@ -37,6 +37,8 @@ from puna.wire import (
     CompletionRequest,
     Device,
     Discovery,
+    EmbeddingReply,
+    EmbeddingRequest,
     Failed,
     Image,
     ImagesRequest,
@@ -273,7 +275,7 @@ def test_only_a_socket_has_a_way_back() -> None:
 def test_images_that_take_long_keep_no_text_waiting(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are threads, whatever is done with them."""
     are_read = threading.Event()
-    submit, image_tokens = line.engine.submit, line.engine.image_tokens
+    submit, embed, image_tokens = line.engine.submit, line.engine.embed, line.engine.image_tokens
 
     def submit_slowly(request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> Handle:
         if request.images:
@@ -284,16 +286,25 @@ def test_images_that_take_long_keep_no_text_waiting(line: Line, monkeypatch: pyt
         are_read.wait()
         return image_tokens(request)
 
+    def embed_slowly(request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> Handle:
+        if request.images:
+            are_read.wait()
+        return embed(request, emit)
+
+    monkeypatch.setattr(line.engine, "embed", embed_slowly)
     monkeypatch.setattr(line.engine, "submit", submit_slowly)
     monkeypatch.setattr(line.engine, "image_tokens", count_slowly)
     for number in range(6):
         image = Image(marker="<0>", data=b"slow")
         line.say(Complete(id=number, request=CompletionRequest(prompt="<0>", images=[image])))
         line.say(Call(id=10 + number, path="/images", body=msgspec.Raw(encode(ImagesRequest(images=[b"slow"])))))
+        embedding = EmbeddingRequest(inputs=["<0>"], images=[image])
+        line.say(Call(id=20 + number, path="/embedding", body=msgspec.Raw(encode(embedding))))
     line.complete(100, "text")
-    assert line.answers(100)
+    line.say(Call(id=101, path="/embedding", body=msgspec.Raw(encode(EmbeddingRequest(inputs=["text"])))))
+    assert line.answers(100, 101)
     are_read.set()
-    assert all(line.answers(*range(6), *range(10, 16)).values())
+    assert all(line.answers(*range(6), *range(10, 16), *range(20, 26)).values())
 
 
 def test_devices_are_told_before_there_is_a_model(line: Line) -> None:

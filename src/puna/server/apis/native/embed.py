@@ -11,7 +11,7 @@ from starlette.routing import Route
 from puna import wire
 from puna.api.embed import EmbeddingsRequest, EmbedRequest
 from puna.errors import BadRequest
-from puna.server.apis.vectors import respond, warnings_of
+from puna.server.apis.vectors import respond, texts_of, warnings_of
 from puna.server.checking.request import EmbeddingRequest
 from puna.server.http.bodies import read_json
 from puna.server.http.caller import Caller
@@ -22,7 +22,7 @@ from puna.server.pipeline import Pipeline
 async def embed(request: Request) -> Response:
     caller = Caller.of(request)
     message = await read_json(request, EmbedRequest)
-    texts = wire.EmbeddingRequest(inputs=[*message.input], truncate=message.truncate, dimensions=message.dimensions)
+    texts = texts_of(message.input, truncate=message.truncate, dimensions=message.dimensions)
     embedding_request = EmbeddingRequest(caller, message.model, texts, message.options, message.keep_alive, message.unused)
     embedded = await Pipeline.of(request).embed(embedding_request)
     if embedded is None:

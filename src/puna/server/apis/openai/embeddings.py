@@ -11,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from puna import wire
 from puna.api.embed import OpenAIEmbeddingsRequest
 from puna.errors import BadRequest
 from puna.server.apis.openai.usage import prompt_usage
-from puna.server.apis.vectors import respond, warnings_of
+from puna.server.apis.vectors import respond, texts_of, warnings_of
 from puna.server.checking.request import EmbeddingRequest
 from puna.server.http.bodies import read_json
 from puna.server.http.caller import Caller
@@ -27,7 +26,7 @@ async def embeddings(request: Request) -> Response:
     message = await read_json(request, OpenAIEmbeddingsRequest)
     if not message.input:
         raise BadRequest("invalid input")
-    texts = wire.EmbeddingRequest(inputs=[*message.input], dimensions=message.dimensions)
+    texts = texts_of(message.input, dimensions=message.dimensions)
     embedded = await Pipeline.of(request).embed(EmbeddingRequest(caller, message.model, texts, unused=message.unused))
     assert embedded is not None, "there are inputs"
     vectors: Sequence[Any] = embedded.reply.embeddings
