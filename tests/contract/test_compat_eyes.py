@@ -19,7 +19,7 @@ from puna.compat.trial import Facts, tried
 from puna.errors import BadRequest, LoadError, PunaError, UnsupportedModel
 from puna.kvcache.cache import resume_point
 from puna.tokenizer.tokenizer import Tokenizer
-from puna.vision.model import Pixels, Prepared
+from puna.vision.model import Prepared
 from tests.compat_engine import CompatEngine
 from tests.mmproj import write_listener, write_projector
 from tests.models.dialect import Translation
