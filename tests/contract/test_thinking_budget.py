@@ -164,8 +164,8 @@ def test_the_end_is_told_with_the_stop_sequence(engine: Engine, model: Path) -> 
     tokenizer = Tokenizer(model)
     free = Answer(engine, n_predict=40, ignore_eos=True, return_tokens=True)
     tokens = free.done().tokens[-40:]
-    tokenizer.close()
     assert not set(tokens) & tokenizer.end_tokens
+    tokenizer.close()
     stop = free.text[5:8]
     stopped = Answer(engine, n_predict=40, ignore_eos=True, stop=["never said", stop])
     assert isinstance(stopped.done(), Done)

@@ -96,3 +96,12 @@ def test_a_vocabulary_is_the_same_whatever_the_file_calls_its_architecture(vocab
     assert (found.n_tokens, found.bos, found.end_tokens) == (known.n_tokens, known.bos, known.end_tokens)
     for tokenizer in (known, found):
         tokenizer.close()
+
+
+def test_a_tokenizer_that_was_closed_is_not_asked(tmp_path: Path) -> None:
+    """What ends an answer is looked up in the library, whose memory is gone."""
+    tokenizer = Tokenizer(write_llama(tmp_path / "model.gguf", n_layers=1))
+    ends = tokenizer.end_tokens
+    tokenizer.close()
+    with pytest.raises(AssertionError, match="closed"):
+        assert 7 in ends

@@ -28,7 +28,7 @@ class Vocabulary:
     def __init__(self, model: int) -> None:
         self._model = model
         library = llama()
-        self._vocab = library.llama_model_get_vocab(model)
+        self._address: int = library.llama_model_get_vocab(model)
         self.n_tokens: int = library.llama_vocab_n_tokens(self._vocab)
         self.bos: int = library.llama_vocab_bos(self._vocab)
         self.adds_bos: bool = library.llama_vocab_get_add_bos(self._vocab)
@@ -76,6 +76,11 @@ class Vocabulary:
     def end_of_generation(self) -> list[int]:
         library = llama()
         return [t for t in range(self.n_tokens) if library.llama_vocab_is_eog(self._vocab, t)]
+
+    @property
+    def _vocab(self) -> int:
+        assert self._model, "a vocabulary is asked that was closed"
+        return self._address
 
     def close(self) -> None:
         if self._model:
