@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,22 +31,24 @@ class Line:
 
 
 class _Lines:
-    """Messages arrive in pieces; one line becomes one record."""
+    """Messages arrive in pieces, of several threads at once; one line of one thread becomes one record."""
 
     def __init__(self) -> None:
-        self.text = ""
-        self.level = logging.DEBUG
-        self.listeners: list[list[Line]] = []
+        self.listeners: dict[int, tuple[list[Line], ...]] = {}
+        self._begun: dict[int, Line] = {}
 
     def add(self, level: int, text: bytes | None, _data: int | None) -> None:
-        self.level = _LEVELS.get(level, self.level)
-        self.text += (text or b"").decode("utf-8", "replace")
-        *lines, self.text = self.text.split("\n")
+        # By number: a thread that the libraries began has no local values of Python's between two calls.
+        thread = threading.get_ident()
+        begun = self._begun.pop(thread, Line(logging.DEBUG, ""))
+        level = _LEVELS.get(level, begun.level)
+        *lines, rest = (begun.text + (text or b"").decode("utf-8", "replace")).split("\n")
+        self._begun[thread] = Line(level, rest)
         for line in lines:
             if line.strip(" ."):
-                log.log(self.level, "%s", line)
-                for listener in self.listeners:
-                    listener.append(Line(self.level, line))
+                log.log(level, "%s", line)
+                for listener in self.listeners.get(thread, ()):
+                    listener.append(Line(level, line))
 
 
 _lines = _Lines()
@@ -65,11 +68,16 @@ def hear(log_set: Callable[[ctypes.c_void_p, None], None]) -> None:
 
 @contextmanager
 def captured() -> Iterator[list[Line]]:
-    """What the libraries say meanwhile, whoever made them say it; they tell the reason of a failure nowhere else."""
+    """What the libraries say to this thread meanwhile; they tell the reason of a failure nowhere else."""
     route_to_logging()
     heard: list[Line] = []
-    _lines.listeners.append(heard)
+    thread = threading.get_ident()
+    before = _lines.listeners.get(thread, ())
+    _lines.listeners[thread] = (*before, heard)
     try:
         yield heard
     finally:
-        _lines.listeners = [listener for listener in _lines.listeners if listener is not heard]
+        if before:
+            _lines.listeners[thread] = before
+        else:
+            del _lines.listeners[thread]
