@@ -3,6 +3,8 @@
 Puna's server is up; the request starts a runner, or takes the spare one. llama-cpp-python is a fresh Python process that
 imports the package, loads the file and picks one token, timed from its start. The same prompt, context and threads, on a
 warm disk cache, taking turns. The rows "after" another model load one where only one may be loaded: the other has to go.
+
+Resident memory is that of the process which computed the token, right after it, pages of files that it maps included.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from rich.table import Table
 from bench import models
 from bench.ending import interrupt_on_sigterm
 from bench.facts import facts
-from bench.first_token import first_byte
 from bench.load import chaos, contenders
 from puna.native import cpu
 
@@ -41,6 +42,7 @@ from llama_cpp import Llama
 model = Llama(sys.argv[1], n_ctx=int(sys.argv[2]), n_threads=int(sys.argv[3]), verbose=False)
 answer = model.create_completion(sys.argv[4], max_tokens=1, temperature=0)
 print(answer["choices"][0]["text"] or ".", flush=True)
+print(open("/proc/self/statm").read().split()[1], flush=True)
 """
 
 
@@ -49,9 +51,17 @@ class Row:
     model: str
     what: str
     seconds: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    resident_bytes: dict[str, list[int]] = field(default_factory=lambda: {side: [] for side in SIDES})
 
-    def median(self, side: str) -> float | None:
+    def add(self, side: str, loaded: tuple[float, int]) -> None:
+        self.seconds[side].append(loaded[0])
+        self.resident_bytes[side].append(loaded[1])
+
+    def median_s(self, side: str) -> float | None:
         return statistics.median(self.seconds[side]) if self.seconds[side] else None
+
+    def resident_mib(self, side: str) -> float | None:
+        return statistics.median(self.resident_bytes[side]) / 2**20 if self.resident_bytes[side] else None
 
 
 class Server:
@@ -62,8 +72,8 @@ class Server:
         self._has_spare = has_spare
         self._client = httpx.Client(base_url=server.url, timeout=300)
 
-    def first_token_s(self, path: Path) -> float:
-        """Seconds from the request to the first piece of its answer. It is waited for a spare before."""
+    def first_token(self, path: Path) -> tuple[float, int]:
+        """Seconds from the request to the answer's first piece, once there is a spare; the runner's resident bytes."""
         if self._has_spare:
             self._wait_for_spare()
         options = {"num_ctx": N_CTX, "num_predict": 1, "temperature": 0}
@@ -77,7 +87,7 @@ class Server:
                 pass
         if response.status_code != 200 or b'"response"' not in data:
             sys.exit(f"{path} was not loaded: {data!r}")
-        return seconds
+        return seconds, max(runner.memory_info().rss for runner in self._server.look())
 
     def unload(self) -> None:
         for model in self._client.get("/api/ps").json()["models"]:
@@ -102,6 +112,20 @@ class Server:
 
     def close(self) -> None:
         self._client.close()
+
+
+def peer_first_token(path: Path) -> tuple[float, int]:
+    """As Server.first_token, of the peer's process."""
+    command = [sys.executable, "-c", PEER, str(path), str(N_CTX), str(cpu.facts().threads), PROMPT]
+    begin = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        first = os.read(process.stdout.fileno(), 1)
+        seconds = time.perf_counter() - begin
+        rest = process.stdout.read()
+    if not first or process.returncode:
+        sys.exit("llama-cpp-python ended without a word")
+    return seconds, int(rest.split()[-1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
@@ -138,14 +162,13 @@ def measure(files: dict[str, Path], runs: int) -> list[Row]:
         for _ in range(runs):
             for name, path in paths.items():
                 for side, server in servers.items():
-                    loads[name].seconds[side].append(server.first_token_s(path))
+                    loads[name].add(side, server.first_token(path))
                     server.unload()
-                command = [sys.executable, "-c", PEER, str(path), str(N_CTX), str(cpu.facts().threads), PROMPT]
-                loads[name].seconds["peer"].append(first_byte(command, dict(os.environ)))
+                loads[name].add("peer", peer_first_token(path))
             for side, server in servers.items() if swaps else ():
-                server.first_token_s(paths[names[0]])
+                server.first_token(paths[names[0]])
                 for name in (*names[1:], names[0]):
-                    swaps[name].seconds[side].append(server.first_token_s(paths[name]))
+                    swaps[name].add(side, server.first_token(paths[name]))
                 server.unload()
     return [*loads.values(), *swaps.values()]
 
@@ -166,19 +189,14 @@ def main() -> None:
     wanted = args.model or ["smollm2", "1b"]
     files = {name: make() for name, make in (("smollm2", models.smollm2), ("1b", models.llama_1b)) if name in wanted}
     rows = measure(files, args.runs)
-    table = Table(
-        "model",
-        "what",
-        "warm spare, s",
-        "cold process, s",
-        "llama-cpp-python, s",
-        "ratio",
-        title="First token; ratio: peer to spare",
-    )
+    table = Table("model", "what", title="First token; ratio: peer to spare; resident memory")
+    for side in ("warm spare, s", "cold process, s", "llama-cpp-python, s", "ratio", "runner, MiB", "llama-cpp-python, MiB"):
+        table.add_column(side)
     for row in rows:
-        spare, cold, peer = (row.median(side) for side in SIDES)
+        spare, cold, peer = (row.median_s(side) for side in SIDES)
         ratio = f"{peer / spare:.2f}" if peer and spare else "–"
-        table.add_row(row.model, row.what, *(f"{s:.3f}" if s else "–" for s in (spare, cold, peer)), ratio)
+        resident = (f"{mib:.0f}" if (mib := row.resident_mib(side)) else "–" for side in ("spare", "peer"))
+        table.add_row(row.model, row.what, *(f"{s:.3f}" if s else "–" for s in (spare, cold, peer)), ratio, *resident)
     console = Console(width=120)
     console.print(table)
     about = facts() | {"threads": cpu.facts().threads, "runs": args.runs, "n_ctx": N_CTX}
