@@ -20,7 +20,7 @@ from puna.native.signature import declare
 
 # How often a computing thread that waits looks again before it gives its core away (GCC's OpenMP; its own default is
 # 300,000). Waits between two operations are far shorter; those between two steps are the time in which
-# other threads bring the last step's tokens to their readers. Figures in docs/BENCHMARKS.md.
+# other threads bring the last step's tokens to their readers. Figures in docs/measurements.md.
 SPIN_COUNT = 4000
 # What a system without a compiler may lack: GCC's OpenMP is a package of its own.
 _NO_OPENMP = """; the system lacks GCC's OpenMP:

@@ -42,7 +42,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 # A file of at most so many bytes is read rather than mapped. A step of a small model is short, so that looking up pages
-# is a part of it (docs/BENCHMARKS.md); with larger ones nothing was seen, and reading them takes seconds.
+# is a part of it (docs/measurements.md); with larger ones nothing was seen, and reading them takes seconds.
 SMALL_FILE_BYTES = 512 << 20
 
 # Joined matrices of at most so many bytes are worth a copy of what would otherwise stay in the mapped file.
