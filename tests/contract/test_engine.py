@@ -463,3 +463,24 @@ def test_padded_embeddings_are_no_tokens(tmp_path: Path) -> None:
         check_integrity(engine)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("new_engine", [True, False], ids=["puna", "libllama"])
+def test_a_request_that_is_overtaken_by_the_models_end_is_told_so(
+    model: Path, new_engine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was let in, and finds the vocabulary closed."""
+    engine = started(model, new_engine)
+    tokenizer = engine.loop.model.tokenizer
+    encode = tokenizer.encode
+
+    def late(*arguments: Any, **options: Any) -> list[int]:
+        engine.load(LoadRequest(operation="close"))
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", late)
+    try:
+        with pytest.raises(NotLoaded):
+            engine.submit(CompletionRequest(prompt="the fox"), lambda _: None)
+    finally:
+        engine.close()
