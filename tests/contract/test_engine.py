@@ -365,7 +365,7 @@ def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(mod
             answers.append(Answer(engine, prompt, n_predict=chance.randint(0, 200), stop=stop, shift=chance.random() < 0.5))
             if chance.random() < 0.3:
                 time.sleep(0.01)
-        assert all(a.ended.wait(60) for a in answers)
+        assert all(a.ended.wait(PATIENCE_S) for a in answers)
         wait_until(lambda: engine.health().active == 0 and engine.health().waiting == 0)
         assert not faults
         check_integrity(engine)

@@ -109,6 +109,13 @@ def test_a_server_that_cannot_start_leaves_its_last_words(env: dict[str, str]) -
     assert done.stderr == "Error: the private server ended with status 3:\nthe store is on fire\n"
 
 
+def test_one_that_takes_a_moment_to_die_leaves_them_too(env: dict[str, str]) -> None:
+    """Its sockets close first, and on a busy machine long before."""
+    done = puna({**env, "FAKE_SERVE": "die slowly"}, "list")
+    assert done.returncode == 1
+    assert done.stderr == "Error: the private server ended with status 1:\nthe store is on fire\n"
+
+
 def test_debug_shows_the_servers_log(env: dict[str, str]) -> None:
     done = puna({**env, "FAKE_SERVE": "die", "OLLAMA_DEBUG": "1"}, "list")
     assert done.stderr == "the store is on fire\nError: the private server ended with status 3\n"

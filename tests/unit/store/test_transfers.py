@@ -103,7 +103,7 @@ def test_the_last_one_to_leave_cancels() -> None:
         await leave_after(transfers, 1)
         assert not ended.is_set()
         await second
-        assert await asyncio.to_thread(ended.wait, 10)
+        assert await asyncio.to_thread(ended.wait, PATIENCE_S)
 
     asyncio.run(run())
 
