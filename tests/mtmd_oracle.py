@@ -66,9 +66,10 @@ class MtmdOracle(Oracle):
         """Logits after the last token, which must be text, and the position after it; libmtmd's own way through the batches."""
         assert chunks[-1].kind == "text"
         after = ctypes.c_int32(first)
-        status = mtmd().mtmd_helper_eval_chunks(
-            self.projector.address, self.ctx, chunks.address, first, sequence, self._n_batch, True, ctypes.addressof(after)
-        )
+        with self.projector.context as projector:
+            status = mtmd().mtmd_helper_eval_chunks(
+                projector, self.ctx, chunks.address, first, sequence, self._n_batch, True, ctypes.addressof(after)
+            )
         assert status == 0, f"mtmd_helper_eval_chunks: {status}"
         return self._row(-1), after.value
 
@@ -78,16 +79,10 @@ class MtmdOracle(Oracle):
         found: list[Floats] = []
         for chunk in chunks:
             assert chunk.n_tokens <= self._n_batch, "only the last batch's are there"
-            status = mtmd().mtmd_helper_eval_chunk_single(
-                self.projector.address,
-                self.ctx,
-                chunk.address,
-                after.value,
-                sequence,
-                self._n_batch,
-                True,
-                ctypes.addressof(after),
-            )
+            with self.projector.context as projector:
+                status = mtmd().mtmd_helper_eval_chunk_single(
+                    projector, self.ctx, chunk.address, after.value, sequence, self._n_batch, True, ctypes.addressof(after)
+                )
             assert status == 0, f"mtmd_helper_eval_chunk_single: {status}"
             rows = [self.lib.llama_get_embeddings_ith(self.ctx, i) for i in range(chunk.n_tokens)]
             pointers = [ctypes.cast(row, ctypes.POINTER(ctypes.c_float)) for row in rows]

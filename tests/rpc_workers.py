@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -91,8 +90,3 @@ def running(n: int = 1, *options: str) -> Iterator[list[WorkerProcess]]:
     finally:
         for worker in workers:
             worker.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

@@ -20,6 +20,7 @@ from puna.gguf.reader import GGUFFile
 from puna.gguf.writer import GGUFWriter
 from puna.kvcache.cache import Limits
 from puna.ml.backend import Use
+from puna.ml.ggml import devices as devices_module
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.ggml.devices import cpu
 from puna.ml.ggml.weights import Weights
@@ -44,6 +45,20 @@ def opened(path: Path, **options: Any) -> tuple[GGMLBackend, Any]:
 
 # Small ones of these are copied, to lie together.
 JOINED = ("attn_q.", "attn_k.", "attn_v.", "ffn_gate.", "ffn_up.")
+
+
+def test_devices_are_told_while_a_load_joins_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare may be asked for them while it is taken."""
+    joined: dict[str, Any] = {}
+
+    class Joining(list[Any]):
+        def __iter__(self) -> Any:
+            joined["b:1"] = []
+            return super().__iter__()
+
+    joined["a:1"] = Joining()
+    monkeypatch.setattr(devices_module, "_joined", joined)
+    assert devices_module.devices()[-1].is_cpu
 
 
 def test_plain_weights_are_pages_of_the_file(tmp_path: Path) -> None:

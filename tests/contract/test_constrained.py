@@ -31,7 +31,7 @@ from puna.wire import (
     TokenLogprob,
 )
 from tests.oracle import Oracle
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 
 GREEDY = SamplingOptions(temperature=0)
@@ -83,7 +83,7 @@ class Answer:
             self._ended.set()
 
     def wait(self) -> Answer:
-        assert self._ended.wait(60)
+        assert self._ended.wait(PATIENCE_S)
         return self
 
     def done(self) -> Done:

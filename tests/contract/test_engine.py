@@ -365,7 +365,7 @@ def test_any_order_of_arrivals_cancels_and_errors_gives_each_request_one_end(mod
             answers.append(Answer(engine, prompt, n_predict=chance.randint(0, 200), stop=stop, shift=chance.random() < 0.5))
             if chance.random() < 0.3:
                 time.sleep(0.01)
-        assert all(a.ended.wait(60) for a in answers)
+        assert all(a.ended.wait(PATIENCE_S) for a in answers)
         wait_until(lambda: engine.health().active == 0 and engine.health().waiting == 0)
         assert not faults
         check_integrity(engine)
@@ -461,5 +461,26 @@ def test_padded_embeddings_are_no_tokens(tmp_path: Path) -> None:
         answers = [Answer(engine, sampling=options, n_predict=20, logprobs=True, top_logprobs=5) for options in wild]
         assert [answer.done().eval_count for answer in answers] == [20] * 3
         check_integrity(engine)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("new_engine", [True, False], ids=["puna", "libllama"])
+def test_a_request_that_is_overtaken_by_the_models_end_is_told_so(
+    model: Path, new_engine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was let in, and finds the vocabulary closed."""
+    engine = started(model, new_engine)
+    tokenizer = engine.loop.model.tokenizer
+    encode = tokenizer.encode
+
+    def late(*arguments: Any, **options: Any) -> list[int]:
+        engine.load(LoadRequest(operation="close"))
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", late)
+    try:
+        with pytest.raises(NotLoaded):
+            engine.submit(CompletionRequest(prompt="the fox"), lambda _: None)
     finally:
         engine.close()

@@ -487,6 +487,7 @@ class FakePull:
 
     def __init__(self) -> None:
         self.n_begun = 0
+        self.pause_s = 0.005  # between two reports
         self.release = threading.Event()
         self.ended = threading.Event()
 
@@ -495,7 +496,7 @@ class FakePull:
         report(Progress("pulling manifest"))
         done = 0
         try:
-            while not self.release.wait(0.005):
+            while not self.release.wait(self.pause_s):
                 done += 1
                 report(Progress("pulling 0123456789ab", ZEROS, 1 << 40, done))
             if self.n_begun > 1:
@@ -527,7 +528,8 @@ def test_clients_share_one_download(fake_pull: FakePull, http: httpx.Client, url
 
 
 def test_progress_comes_at_a_readable_rate(fake_pull: FakePull, http: httpx.Client) -> None:
-    """The work reports 200 times a second; a line comes about every 60 ms."""
+    """The work reports as often as it can; a line comes about every 60 ms."""
+    fake_pull.pause_s = 0.0
     completed = []
     began = time.monotonic()
     with http.stream("POST", "/api/pull", json={"model": "x"}) as reply:

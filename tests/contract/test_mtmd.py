@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from puna.native import projector as projector_module
 from puna.native.log import captured
+from puna.native.mtmd import mtmd
 from puna.native.projector import Medium, Projector
 from tests.mmproj import write_projector
 from tests.mtmd_oracle import MARKER, MtmdOracle
+from tests.overtaken import Overtaken
 from tests.tiny import write_gemma3, write_llama
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -125,3 +128,15 @@ def test_what_libmtmd_refuses_is_told(oracle: MtmdOracle, kind: str, tmp_path: P
         assert oracle.projector.tokenize(MARKER, [Medium.audio(np.zeros(1000, np.float32))]) is None
         assert oracle.projector.tokenize(MARKER, [Medium.image(picture(1))]) is not None
     assert any("audio" in line.text for line in lines)
+
+
+def test_a_projector_is_closed_when_nobody_is_in_the_middle_of_a_picture(
+    files: tuple[Path, Path], oracle: MtmdOracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library gives Python's lock away meanwhile."""
+    overtaken = Overtaken(mtmd(), "mtmd_tokenize", "mtmd_free")
+    monkeypatch.setattr(projector_module, "mtmd", lambda: overtaken)
+    projector = Projector.load(str(files[1]), oracle.model, n_threads=1)
+    assert projector is not None
+    found = overtaken.play(lambda: projector.tokenize(MARKER, [Medium.image(picture(1))]), projector.close)
+    assert ([chunks is not None for chunks in found], overtaken.events) == ([True], ["called", "freed"])

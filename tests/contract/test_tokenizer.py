@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from puna.errors import BadRequest, FileFormatError
 from puna.gguf.writer import GGUFWriter
+from puna.native import vocabulary as vocabulary_module
+from puna.native.llama import llama
 from puna.native.vocabulary import Vocabulary
 from puna.tokenizer.tokenizer import EndTokens, Tokenizer
 from tests.models.dialect import Translation
+from tests.overtaken import Overtaken
 from tests.tiny import write_llama
 
 
@@ -105,3 +108,16 @@ def test_a_tokenizer_that_was_closed_is_not_asked(tmp_path: Path) -> None:
     tokenizer.close()
     with pytest.raises(AssertionError, match="closed"):
         assert 7 in ends
+
+
+def test_a_tokenizer_is_closed_when_nobody_is_in_the_middle_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library gives Python's lock away meanwhile."""
+    path = write_llama(tmp_path / "model.gguf", n_layers=1)
+    before = Tokenizer(path)
+    whole = before.encode("the quick brown fox")
+    before.close()
+    overtaken = Overtaken(llama(), "llama_tokenize", "llama_model_free")
+    monkeypatch.setattr(vocabulary_module, "llama", lambda: overtaken)
+    tokenizer = Tokenizer(path)
+    found = overtaken.play(lambda: tokenizer.encode("the quick brown fox"), tokenizer.close)
+    assert (found, overtaken.events) == ([whole], ["called", "freed"])

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.patience import PATIENCE_S, wait_until
+from tests.ports import kept_free
 from tests.tiny import write_llama
 from tests.unit.cli.pty_driver import terminal
 
@@ -41,11 +42,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def env(home: Path) -> dict[str, str]:
+def env(home: Path) -> Iterator[dict[str, str]]:
     """Nobody listens at OLLAMA_HOST."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OLLAMA_")}
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return {**kept, "HOME": str(home), "TERM": "xterm", "OLLAMA_HOST": f"127.0.0.1:{sock.getsockname()[1]}"}
+    with kept_free() as port:
+        yield {**kept, "HOME": str(home), "TERM": "xterm", "OLLAMA_HOST": f"127.0.0.1:{port}"}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from tests.laid_out import model
 from tests.patience import PATIENCE_S
+from tests.ports import kept_free
 from tests.tiny import write_llama
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # of Linux
@@ -42,12 +42,16 @@ def models(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def puna(tmp_path: Path, models: Path) -> Puna:
+def host() -> Iterator[str]:
+    with kept_free() as port:
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def puna(tmp_path: Path, models: Path, host: str) -> Puna:
     home = tmp_path / "home"
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OLLAMA_", "PUNA_", "XDG_"))}
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        host = f"127.0.0.1:{sock.getsockname()[1]}"
     env = {**kept, "HOME": str(home), "OLLAMA_MODELS": str(models), "OLLAMA_HOST": host}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

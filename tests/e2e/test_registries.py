@@ -23,6 +23,7 @@ from puna.store.names import Name
 from puna.store.recipe import Recipe
 from puna.store.store import Store
 from tests.patience import PATIENCE_S, wait_until
+from tests.ports import kept_free
 from tests.registries import Registry
 from tests.tiny import write_llama
 
@@ -32,12 +33,12 @@ INSTALL = "this needs the program docker-registry, a registry of containers: apt
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
+def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     """A fresh home, a fresh store, and nobody who listens."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OLLAMA_", "HF_"))}
     kept = {name: value for name, value in kept.items() if not name.lower().endswith("_proxy")}
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return {**kept, "HOME": str(tmp_path), "TERM": "dumb", "OLLAMA_HOST": f"127.0.0.1:{sock.getsockname()[1]}"}
+    with kept_free() as port:
+        yield {**kept, "HOME": str(tmp_path), "TERM": "dumb", "OLLAMA_HOST": f"127.0.0.1:{port}"}
 
 
 @pytest.fixture
@@ -66,28 +67,26 @@ def docker_registry(tmp_path: Path) -> Iterator[str]:
     """Debian's package of the registry that most others come from, on a free port."""
     program = shutil.which("docker-registry")
     assert program, INSTALL
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        address = f"127.0.0.1:{sock.getsockname()[1]}"
-    config = tmp_path / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {tmp_path / 'registry'}}}}}\n"
-        f"http: {{addr: '{address}'}}\n"
-    )
-    with (tmp_path / "registry.log").open("wb") as log:
+    with kept_free() as port, (tmp_path / "registry.log").open("wb") as log:
+        address = f"127.0.0.1:{port}"
+        config = tmp_path / "registry.yml"
+        config.write_text(
+            f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {tmp_path / 'registry'}}}}}\n"
+            f"http: {{addr: '{address}'}}\n"
+        )
         process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
-    try:
-        host, port = address.split(":")
-        wait_until(lambda: process.poll() is not None or _answers(host, int(port)))
-        assert process.poll() is None, (tmp_path / "registry.log").read_text()
-        yield address
-    finally:
-        process.kill()
-        process.wait()
+        try:
+            wait_until(lambda: process.poll() is not None or _answers(port))
+            assert process.poll() is None, (tmp_path / "registry.log").read_text()
+            yield address
+        finally:
+            process.kill()
+            process.wait()
 
 
-def _answers(host: str, port: int) -> bool:
+def _answers(port: int) -> bool:
     try:
-        socket.create_connection((host, port), 1).close()
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S).close()
     except OSError:
         return False
     return True

@@ -27,6 +27,7 @@ from tests import rpc_workers
 from tests.e2e.test_first_light import Server, serving
 from tests.hostile_images import encoded, noise
 from tests.patience import PATIENCE_S
+from tests.ports import kept_free
 from tests.rpc_workers import WorkerProcess
 from tests.tiny import write_bert, write_llama
 from tests.vision import gemma3
@@ -174,8 +175,7 @@ def test_a_worker_that_dies_takes_its_model_and_nothing_else(folder: Path, alone
 
 
 def test_a_worker_that_comes_late_is_used_from_the_next_load_on(folder: Path, alone: dict[str, Any]) -> None:
-    port = rpc_workers.free_port()
-    with cluster(folder, [f"127.0.0.1:{port}"]) as server:
+    with kept_free() as port, cluster(folder, [f"127.0.0.1:{port}"]) as server:
         assert ask(server, "a") == alone["a"]
         assert list(placed(server, "a")) == ["CPU"]
         log = (folder / "server.log").read_text()

@@ -20,6 +20,7 @@ from puna.settings import Address
 
 _BACKLOG = 64
 _STOP_TIMEOUT_S = 12.0
+_DEATH_TIMEOUT_S = 10.0  # between the end of its sockets and that of the process, on a machine that is busy with other things
 _TAIL_BYTES = 4000
 _TAIL_LINES = 12
 
@@ -51,7 +52,7 @@ class PrivateServer:
     def death_note(self) -> str | None:
         """Why the server ended, with the last lines of its log; None while it runs."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=0.5)  # its sockets close a moment before it can be reaped
+            self._process.wait(timeout=_DEATH_TIMEOUT_S)
         if self._process.poll() is None:
             return None
         note = f"the private server ended with status {self._process.returncode}"

@@ -147,7 +147,7 @@ class Machine:
         """The devices, searched for once."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
-            if self._found is None or (self._found.error and now - self._looked_at > RETRY_S):
+            if self._found is None or (self._found.error and now - self._looked_at >= RETRY_S):
                 self._found = await self._search()
                 self._looked_at = asyncio.get_running_loop().time()
                 log.info("%s", described(self._found, self.memory()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from puna.local.interrupts import Interrupts
 T = TypeVar("T")
 
 _END_TIMEOUT_S = 15.0
+_CLOSED = "the engine is closed"
 
 
 class LoopThread:
@@ -24,47 +25,74 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="puna", daemon=True)
+        # Work is begun, or the end is: never the one in the midst of the other. What is collected meanwhile may close this, too.
+        self._lock = threading.RLock()
+        self._is_closed = False
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether who asks is in the loop's own thread, which cannot wait for its work."""
+        return threading.current_thread() is self._thread
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for the result; an interrupt meanwhile cancels the work.
 
-        Errors: those of the work; RuntimeError once this is closed.
+        Errors: those of the work; RuntimeError once this is closed, also where it is closed meanwhile.
         """
-        if not self._thread.is_alive():
-            work.close()
-            raise RuntimeError("the engine is closed")
         with Interrupts() as interrupts:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            future = self._begin(work)
             interrupts.when_one_comes(future.cancel)
             try:
                 return future.result()
+            except CancelledError:
+                if self._is_closed:
+                    raise RuntimeError(_CLOSED) from None
+                raise
             except BaseException:
                 _give_up(future)
                 raise
 
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                raise RuntimeError(_CLOSED)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """The same items for a program without a loop; closing it early closes them."""
+
+        async def following() -> T:
+            return await anext(items)  # asked for in the loop, which knows then what it has to close
+
         try:
             while True:
                 try:
-                    yield self.run(anext(items))
+                    yield self.run(following())
                 except StopAsyncIteration:
                     return
         finally:
-            self.run(items.aclose())
+            if not self._is_closed:  # else they were closed with the loop
+                self.run(items.aclose())
 
     def close(self) -> None:
-        if not self._thread.is_alive():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """What is at work is cancelled, and who waits for it is told."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_END_TIMEOUT_S)
-        if not self._loop.is_running():
-            self._loop.close()
 
 
 def _give_up(future: Future[Any]) -> None:

@@ -1,7 +1,7 @@
 """A projector that libmtmd holds: what turns pictures and sound into rows that a model of libllama takes in tokens' places.
 
-For callers that do not speak ctypes. One thread at a time, but for ``tokenize``, which several may call. A file's oddities
-and a medium's may end the process inside the library: whoever hands them on looks first.
+For callers that do not speak ctypes. One thread at a time, but for ``tokenize`` and ``close``, which any may call. A file's
+oddities and a medium's may end the process inside the library: whoever hands them on looks first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from puna.native.fit import MARKER as _MARKER
+from puna.native.in_use import InUse
 from puna.native.llama import FLASH_ATTN_AUTO, FLASH_ATTN_DISABLED, llama
 from puna.native.log import hear
 from puna.native.mtmd import (
@@ -127,7 +128,7 @@ class Projector:
 
     def __init__(self, address: int, model: int) -> None:
         library = mtmd()
-        self.address = address
+        self.context = InUse("a projector", address, library.mtmd_free)
         self.n_out: int = llama().llama_model_n_embd_inp(model)  # values of an encoded row
         self.sees: bool = library.mtmd_support_vision(address)
         self.hears: bool = library.mtmd_support_audio(address)
@@ -160,26 +161,28 @@ class Projector:
         library, chunks, encoded = mtmd(), Chunks(), text.encode()
         stated = mtmd_input_text(encoded, len(encoded), add_special, parse_special)
         bitmaps = (ctypes.c_void_p * max(len(media), 1))(*(medium.address for medium in media))
-        status: int = library.mtmd_tokenize(
-            self.address, chunks.address, ctypes.addressof(stated), ctypes.addressof(bitmaps), len(media)
-        )
+        with self.context as address:
+            status: int = library.mtmd_tokenize(
+                address, chunks.address, ctypes.addressof(stated), ctypes.addressof(bitmaps), len(media)
+            )
         return chunks if status == 0 else None
 
     def sees_both_ways(self, chunk: Chunk) -> bool:
         """Whether the rows of this medium see each other, the later ones too."""
-        answer: bool = mtmd().mtmd_decode_use_non_causal(self.address, chunk.address)
+        with self.context as address:
+            answer: bool = mtmd().mtmd_decode_use_non_causal(address, chunk.address)
         return answer
 
     def encode(self, chunk: Chunk) -> Floats | None:
         """[n_tokens, n_out]; None where it failed, and the log says why."""
         library = mtmd()
-        if chunk.kind == "text" or library.mtmd_encode_chunk(self.address, chunk.address) != 0:
-            return None
-        address = ctypes.cast(library.mtmd_get_output_embd(self.address), ctypes.POINTER(ctypes.c_float))
-        values: Floats = np.ctypeslib.as_array(address, (chunk.n_tokens, self.n_out)).copy()
-        return values
+        with self.context as address:
+            if chunk.kind == "text" or library.mtmd_encode_chunk(address, chunk.address) != 0:
+                return None
+            rows = ctypes.cast(library.mtmd_get_output_embd(address), ctypes.POINTER(ctypes.c_float))
+            values: Floats = np.ctypeslib.as_array(rows, (chunk.n_tokens, self.n_out)).copy()
+            return values
 
     def close(self) -> None:
-        if self.address:
-            mtmd().mtmd_free(self.address)
-            self.address = 0
+        """Once nobody is in the middle of a call."""
+        self.context.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+from puna.native.in_use import InUse
 from puna.native.llama import llama
 
 # What a vocabulary is read as where libllama does not know the file's architecture; vocabularies are the same in all.
@@ -23,15 +24,15 @@ class _Override(ctypes.Structure):
 
 
 class Vocabulary:
-    """A model opened for its vocabulary only: no weights are read."""
+    """A model opened for its vocabulary only: no weights are read. Any thread may ask, and any may close it."""
 
     def __init__(self, model: int) -> None:
-        self._model = model
         library = llama()
-        self._address: int = library.llama_model_get_vocab(model)
-        self.n_tokens: int = library.llama_vocab_n_tokens(self._vocab)
-        self.bos: int = library.llama_vocab_bos(self._vocab)
-        self.adds_bos: bool = library.llama_vocab_get_add_bos(self._vocab)
+        address = library.llama_model_get_vocab(model)
+        self._vocab = InUse("a vocabulary", address, lambda _: library.llama_model_free(model))
+        self.n_tokens: int = library.llama_vocab_n_tokens(address)
+        self.bos: int = library.llama_vocab_bos(address)
+        self.adds_bos: bool = library.llama_vocab_get_add_bos(address)
 
     @classmethod
     def load(cls, path: str) -> Vocabulary | None:
@@ -52,9 +53,10 @@ class Vocabulary:
         capacity = len(text) + 8
         while True:
             tokens = (ctypes.c_int32 * capacity)()
-            count = library.llama_tokenize(
-                self._vocab, text, len(text), ctypes.addressof(tokens), capacity, add_special, parse_special
-            )
+            with self._vocab as vocab:
+                count = library.llama_tokenize(
+                    vocab, text, len(text), ctypes.addressof(tokens), capacity, add_special, parse_special
+                )
             if count >= 0:
                 return tokens[:count]
             capacity = -count  # the library says how many it needs
@@ -64,25 +66,21 @@ class Vocabulary:
         capacity = 64
         while True:
             buffer = ctypes.create_string_buffer(capacity)
-            count = library.llama_token_to_piece(self._vocab, token, ctypes.addressof(buffer), capacity, 0, special)
+            with self._vocab as vocab:
+                count = library.llama_token_to_piece(vocab, token, ctypes.addressof(buffer), capacity, 0, special)
             if count >= 0:
                 return buffer.raw[:count]
             capacity = -count
 
     def ends(self, token: int) -> bool:
         """Whether it ends an answer; a token of the vocabulary, which the library does not check."""
-        return bool(llama().llama_vocab_is_eog(self._vocab, token))
+        with self._vocab as vocab:
+            return bool(llama().llama_vocab_is_eog(vocab, token))
 
     def end_of_generation(self) -> list[int]:
         library = llama()
-        return [t for t in range(self.n_tokens) if library.llama_vocab_is_eog(self._vocab, t)]
-
-    @property
-    def _vocab(self) -> int:
-        assert self._model, "a vocabulary is asked that was closed"
-        return self._address
+        with self._vocab as vocab:
+            return [t for t in range(self.n_tokens) if library.llama_vocab_is_eog(vocab, t)]
 
     def close(self) -> None:
-        if self._model:
-            llama().llama_model_free(self._model)
-            self._model = 0
+        self._vocab.close()

@@ -9,7 +9,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -308,30 +309,46 @@ class Engine:
             self._loader.close()
             raise
 
-    def submit(self, request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> RequestHandle:
+    @contextmanager
+    def _asked(self) -> Iterator[StepLoop]:
+        """The loop, for a question of another thread's; what it ends with when the model goes in its midst is that there is none.
+
+        Errors: NotLoaded.
+        """
         loop = self.loop
-        return loop.submit(loop.workload.complete(request, emit))
+        try:
+            yield loop
+        except Exception as error:
+            if self._loop is loop:
+                raise
+            raise NotLoaded from error
+
+    def submit(self, request: CompletionRequest, emit: Callable[[CompletionReply], None]) -> RequestHandle:
+        with self._asked() as loop:
+            return loop.submit(loop.workload.complete(request, emit))
 
     def embed(self, request: EmbeddingRequest, emit: Callable[[EmbeddingReply | Failed], None]) -> RequestHandle:
-        loop = self.loop
-        return loop.submit(loop.workload.embed(request, emit))
+        with self._asked() as loop:
+            return loop.submit(loop.workload.embed(request, emit))
 
     def after_step(self, call: Callable[[], None]) -> None:
         self._after_step.append(call)
 
     def tokenize(self, text: str, add_special: bool, markers: Sequence[str] = ()) -> list[int]:
-        tokenizer = self.loop.model.tokenizer
         first, *others = cut_at(text, markers)[::2]
-        tokens = tokenizer.encode(first, add_special=add_special)
-        for part in others:
-            tokens += tokenizer.encode(part, add_special=False)
+        with self._asked() as loop:
+            tokens = loop.model.tokenizer.encode(first, add_special=add_special)
+            for part in others:
+                tokens += loop.model.tokenizer.encode(part, add_special=False)
         return tokens
 
     def image_tokens(self, request: ImagesRequest) -> list[int]:
-        return self.loop.workload.image_tokens(request)
+        with self._asked() as loop:
+            return loop.workload.image_tokens(request)
 
     def detokenize(self, tokens: list[int]) -> str:
-        return self.loop.model.tokenizer.decode(tokens)
+        with self._asked() as loop:
+            return loop.model.tokenizer.decode(tokens)
 
     def _unload(self) -> None:
         if self._loop is not None:

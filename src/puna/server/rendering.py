@@ -110,8 +110,11 @@ class Renderers:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        for task in (*self._running, *((self._warming,) if self._warming else ())):
+        """Nothing is being rendered or started any more, and no process is left, when this returns."""
+        tasks = (*self._running, *((self._warming,) if self._warming else ()))
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(worker.end() for worker in self._all), return_exceptions=True)
         self._all.clear()
         self._idle.clear()

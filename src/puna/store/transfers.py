@@ -52,6 +52,9 @@ class _Transfer:
             self.error = PunaError(f"the model store could not be written: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001  # the edge of the thread: every follower gets it
             self.error = error
+        except BaseException as error:  # a panic in a library is no Exception
+            log.exception("work of the store has failed")
+            self.error = PunaError(f"internal error: {type(error).__name__}: {error}")
         finally:
             self.done.set_result(None)
 
@@ -97,8 +100,9 @@ class Transfers:
         with self._lock:
             transfer = self._running.get(key)
             if transfer is None or transfer.done.done():
-                transfer = self._running[key] = _Transfer(work)
+                transfer = _Transfer(work)
                 transfer.start()
+                self._running[key] = transfer
             transfer.n_followers += 1
             return transfer
 

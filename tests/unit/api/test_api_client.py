@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from tests.patience import PATIENCE_S
+from tests.ports import kept_free
 from tests.unit.api.fake_server import PS, SHOWN, TAGS, FakeServer, running
 
 from puna.api.client import Client
@@ -109,9 +110,7 @@ def test_blobs(client: Client, fake: FakeServer, tmp_path: Path) -> None:
 
 
 def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    with Client(Address(port=port)) as client, pytest.raises(ServerUnreachable) as caught:
+    with kept_free() as port, Client(Address(port=port)) as client, pytest.raises(ServerUnreachable) as caught:
         client.tags()
     assert str(caught.value) == f'could not connect to a Puna server at http://127.0.0.1:{port}, start one with "puna serve"'
 

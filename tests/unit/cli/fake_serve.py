@@ -1,7 +1,7 @@
 """``puna`` with a server that is the tests' own: run as a script, it takes the place of ``python -m puna``.
 
-FAKE_SERVE chooses what ``serve`` does: "die" ends before the first request, "hang" never listens to signals,
-"environment" ends with a word about that.
+FAKE_SERVE chooses what ``serve`` does: "die" ends before the first request, "die slowly" some time after it listens no
+more, "hang" never listens to signals, "environment" ends with a word about that.
 FAKE_PIDS names a file that gets the process id.
 """
 
@@ -38,6 +38,10 @@ def serve(settings: Settings, listener: socket.socket, begun: Begun | None = Non
     if mode == "die":
         print("the store is on fire", file=sys.stderr)
         sys.exit(3)
+    if mode == "die slowly":
+        listener.close()
+        time.sleep(2)
+        sys.exit("the store is on fire")
     time.sleep(0.3)  # requests wait meanwhile
     assert settings.host.port == listener.getsockname()[1]
     serve_fake(FakeServer(), listener)

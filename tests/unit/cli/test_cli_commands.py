@@ -4,13 +4,14 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.patience import PATIENCE_S
+from tests.ports import kept_free
 from tests.unit.api.fake_server import PS, SHOWN, TAGS, FakeServer
 from tests.unit.cli.conftest import Cli
 
@@ -392,9 +393,9 @@ def test_version(puna: Cli) -> None:
 
 
 @pytest.fixture
-def nobody(environment: dict[str, str]) -> dict[str, str]:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return {**environment, "OLLAMA_HOST": f"127.0.0.1:{sock.getsockname()[1]}"}
+def nobody(environment: dict[str, str]) -> Iterator[dict[str, str]]:
+    with kept_free() as port:
+        yield {**environment, "OLLAMA_HOST": f"127.0.0.1:{port}"}
 
 
 @pytest.mark.parametrize("arguments", [["ps"], ["stop", "echo"]])

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import kept_free
 from tests.unit.api.fake_server import FakeServer
 from tests.unit.cli.conftest import Cli
 
@@ -67,12 +67,6 @@ def _printing(tmp_path: Path, code: str) -> list[str]:
     script = tmp_path / "selftest.py"
     script.write_text(code)
     return [sys.executable, "-S", str(script)]
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def test_a_sound_installation_is_told_in_full() -> None:
@@ -186,7 +180,8 @@ def test_a_running_server_is_found(fake: FakeServer) -> None:
 
 
 def test_nobody_listening_is_no_error(tmp_path: Path) -> None:
-    report = doctor.server_report(Address(port=_free_port()))
+    with kept_free() as port:
+        report = doctor.server_report(Address(port=port))
     assert report["version"] is None
     assert report["error"]
 

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.patience import PATIENCE_S
+from tests.ports import kept_free
 from tests.unit.cli.pty_driver import terminal
 
 from puna.cli.private_server import SERVE_COMMAND
@@ -23,11 +25,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def env(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+def env(environment: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     """Nobody listens at OLLAMA_HOST; the servers that are started leave their process ids behind."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        host = f"127.0.0.1:{sock.getsockname()[1]}"
-    return {**environment, "OLLAMA_HOST": host, "FAKE_PIDS": str(tmp_path / "pids"), "PYTHONPATH": str(ROOT)}
+    with kept_free() as port:
+        host = f"127.0.0.1:{port}"
+        yield {**environment, "OLLAMA_HOST": host, "FAKE_PIDS": str(tmp_path / "pids"), "PYTHONPATH": str(ROOT)}
 
 
 def puna(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -77,7 +79,7 @@ def test_commands_bring_their_own_server(env: dict[str, str], arguments: list[st
 
 def test_nothing_is_started_when_a_server_listens(env: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:  # answers nobody, but is there
-        sock.settimeout(10)
+        sock.settimeout(PATIENCE_S)
         listening = {**env, "OLLAMA_HOST": f"127.0.0.1:{sock.getsockname()[1]}"}
         with subprocess.Popen([sys.executable, SCRIPT, "list"], env=listening, stderr=subprocess.DEVNULL) as child:
             sock.accept()[0].close()  # the probe
@@ -105,6 +107,13 @@ def test_a_server_that_cannot_start_leaves_its_last_words(env: dict[str, str]) -
     done = puna({**env, "FAKE_SERVE": "die"}, "run", "echo", "hi")
     assert done.returncode == 1
     assert done.stderr == "Error: the private server ended with status 3:\nthe store is on fire\n"
+
+
+def test_one_that_takes_a_moment_to_die_leaves_them_too(env: dict[str, str]) -> None:
+    """Its sockets close first, and on a busy machine long before."""
+    done = puna({**env, "FAKE_SERVE": "die slowly"}, "list")
+    assert done.returncode == 1
+    assert done.stderr == "Error: the private server ended with status 1:\nthe store is on fire\n"
 
 
 def test_debug_shows_the_servers_log(env: dict[str, str]) -> None:

@@ -130,9 +130,15 @@ class Told:
 
 
 async def ask(
-    scheduler: ClusterScheduler, model: Scripted, prompt: str = "why", *, options: LoadRequirements | None = None
+    scheduler: ClusterScheduler,
+    model: Scripted,
+    prompt: str = "why",
+    *,
+    options: LoadRequirements | None = None,
+    told: Told | None = None,
 ) -> Told:
-    told = Told()
+    """*told* learns of each piece as it comes."""
+    told = told or Told()
     with contextlib.suppress(Exception):
         try:
             async with scheduler.acquire(model, options or requirements()) as acquired:

@@ -28,13 +28,15 @@ class Script:
     piece_delay_s: float = 0.0
     n_pieces: int = 0  # above zero: this many times "x " instead
     cached_count: int = 0
-    load_s: float = 0.0
+    load_asks: int = 0  # the load moves on when somebody asks how far it is, and has so many steps
+    gate: str = ""  # a file: no answer begins before it is there
+    together: int = 0  # nor before there are so many requests
     load_error: str = ""
     out_of_memory: bool = False
     needs: int = 1234  # bytes
     needs_per_token: int = 0  # more, for the cache
     layers: int = 1  # and the output; all but 4 bytes are theirs
-    stall: bool = False  # load without ever making progress
+    stall: bool = False  # load without ever making progress, and for ever
     n_ctx_train: int = 0
     start_noise: str = ""  # said instead of the greeting
     silent: bool = False  # never says anything
@@ -70,6 +72,8 @@ class FakeRunner:
         self.ready = False
         self.n_ctx = 0
         self.active = 0
+        self.n_asked = 0
+        self.n_looks = 0
         self.steps = 0
         self.is_lost = False
 
@@ -127,6 +131,10 @@ class FakeRunner:
         return 200, answer
 
     def health(self) -> dict[str, Any]:
+        if self.script.load_asks and not self.ready:
+            self.n_looks += 1
+            self.progress = self.n_looks / self.script.load_asks
+            self.ready = self.n_looks == self.script.load_asks
         status = "launched" if self.is_lost else "ready" if self.ready else "loading"
         found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
         names = ("cache_cells", "cache_used", "host_cache_bytes", "host_cache_entries")
@@ -149,7 +157,7 @@ class FakeRunner:
         self.n_ctx = body["options"]["n_ctx"]
         if self.script.n_ctx_train:
             self.n_ctx = min(self.n_ctx, self.script.n_ctx_train)
-        if not self.script.stall:
+        if not self.script.stall and not self.script.load_asks:
             self.loading = asyncio.create_task(self.read_weights())
         return 200, {"success": True, "n_ctx": self.n_ctx, "engine": "puna", "memory": memory}
 
@@ -178,10 +186,7 @@ class FakeRunner:
 
     async def read_weights(self) -> None:
         self.crash_if("reading")
-        for step in range(10):
-            await asyncio.sleep(self.script.load_s / 10)
-            self.progress = (step + 1) / 10
-        self.ready = True
+        self.progress, self.ready = 1.0, True
 
     async def complete(self, number: int, body: dict[str, Any]) -> None:
         said = 0
@@ -194,6 +199,9 @@ class FakeRunner:
 
     async def replies(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         self.crash_if("completion")
+        self.n_asked += 1
+        while self.n_asked < self.script.together or (self.script.gate and not Path(self.script.gate).exists()):
+            await asyncio.sleep(0.01)
         pieces = [body["prompt"]] if self.script.echo else (["x "] * self.script.n_pieces or self.script.pieces)
         limit = body["n_predict"] if body["n_predict"] >= 0 else len(pieces)
         for number, piece in enumerate([*pieces[:limit], None]):

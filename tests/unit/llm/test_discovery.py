@@ -18,6 +18,7 @@ from puna import wire
 from puna.host import Memory
 from puna.llm import discovery
 from puna.llm.discovery import Machine, described, look, look_once, parse, without_doubles
+from tests import clock
 from tests.patience import PATIENCE_S
 from tests.unit.llm.fake_machine import gpu
 
@@ -192,6 +193,25 @@ def test_a_failed_search_is_repeated_but_not_for_every_load(tmp_path: Path, monk
         assert runs(tmp_path) == 4
 
     uvloop.run(scenario())
+
+
+def test_a_failed_search_is_repeated_as_soon_as_its_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_searches = 0
+
+    async def fails(*_: object, **__: object) -> wire.Discovery:
+        nonlocal n_searches
+        n_searches += 1
+        return wire.Discovery(devices=[], error="no driver")
+
+    async def scenario() -> None:
+        machine = Machine()
+        for wait_s, n_wanted in ((0.0, 2), (discovery.RETRY_S - 1, 2), (1.0, 4)):  # twice each time: once without drivers
+            await asyncio.sleep(wait_s)
+            await machine.look()
+            assert n_searches == n_wanted
+
+    monkeypatch.setattr(discovery, "look", fails)
+    clock.run(scenario())
 
 
 def test_a_driver_that_ends_every_process_is_kept_from_runners_until_it_is_sound(

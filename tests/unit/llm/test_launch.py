@@ -22,6 +22,7 @@ from puna.llm.launch import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Backoff, L
 from puna.llm.oom import oom_kills
 from puna.llm.runner import Runner
 from puna.llm.spare import Spare
+from tests.patience import PATIENCE_S
 from tests.unit.llm.scripted import events, fake_command, write_script
 
 A, B = Path("a"), Path("b")
@@ -75,7 +76,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def start(path: Path) -> Runner:
-    return await Runner.start(fake_command(path), timeout_s=20)
+    return await Runner.start(fake_command(path), timeout_s=PATIENCE_S)
 
 
 class Still(Backoff):
@@ -101,7 +102,7 @@ async def load_and_ask(launcher: Launcher, path: Path) -> tuple[float, str]:
     runner = await launcher.launch(path)
     started_s = time.monotonic() - begin
     try:
-        await runner.load(wire.LoadRequest(), 10)
+        await runner.load(wire.LoadRequest(), PATIENCE_S)
         return started_s, type([reply async for reply in runner.complete(wire.CompletionRequest())][-1]).__name__
     except RunnerDied:
         return started_s, "RunnerDied"
@@ -160,7 +161,7 @@ def test_one_that_was_closed_or_had_answered_is_started_at_once(tmp_path: Path) 
             assert (await load_and_ask(launcher, path))[1] == "Done"
         for _ in range(3):
             runner = await launcher.launch(path)
-            await runner.load(wire.LoadRequest(), 10)
+            await runner.load(wire.LoadRequest(), PATIENCE_S)
             assert [reply async for reply in runner.complete(wire.CompletionRequest())]
             os.kill(runner.pid, signal.SIGKILL)
             await runner.wait()
@@ -183,7 +184,7 @@ def test_a_kill_for_want_of_memory_is_named(tmp_path: Path, monkeypatch: pytest.
     async def scenario() -> str:
         runner = await start(path)
         try:
-            await runner.load(wire.LoadRequest(), 10)
+            await runner.load(wire.LoadRequest(), PATIENCE_S)
             with pytest.raises(RunnerDied) as raised:
                 _ = [reply async for reply in runner.complete(wire.CompletionRequest())]
             return str(raised.value)

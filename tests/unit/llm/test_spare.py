@@ -48,7 +48,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def answers(runner: Runner) -> bool:
-    await runner.load(wire.LoadRequest(), 10)
+    await runner.load(wire.LoadRequest(), PATIENCE_S)
     replies = [reply async for reply in runner.complete(wire.CompletionRequest(prompt="one two"))]
     return isinstance(replies[-1], wire.Done)
 

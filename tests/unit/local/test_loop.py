@@ -7,12 +7,14 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, cast
 
 import pytest
 from tests.patience import PATIENCE_S, wait_until
 
+from puna.local.asynchronous import AsyncEngine
+from puna.local.engine import _close
 from puna.local.loop import LoopThread
 
 
@@ -104,3 +106,108 @@ def test_another_thread_and_a_program_with_a_handler_of_its_own_are_left_alone(l
 def test_afterwards_all_is_as_before(loop: LoopThread) -> None:
     assert loop.run(Work(0.01).run()) == "done"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def closed_while(loop: LoopThread, work: Work, beside: Callable[[], object]) -> list[str]:
+    """What another thread's wait for the work ends with when *beside* has closed the loop."""
+    ends: list[str] = []
+
+    def wait() -> None:
+        try:
+            ends.append(loop.run(work.run()))
+        except RuntimeError as error:
+            ends.append(str(error))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    beside()
+    thread.join(PATIENCE_S / 4)
+    assert not thread.is_alive(), "it waits for ever"
+    return ends
+
+
+def test_who_waits_for_work_when_another_thread_closes_is_told(loop: LoopThread) -> None:
+    begun = threading.Event()
+
+    class Begun(Work):
+        async def run(self) -> str:
+            begun.set()
+            return await super().run()
+
+    def close() -> None:
+        assert begun.wait(PATIENCE_S)
+        loop.close()
+
+    work = Begun()
+    assert closed_while(loop, work, close) == ["the engine is closed"]
+    assert work.outcome == "cancelled"
+
+
+def test_who_comes_while_another_thread_closes_is_told(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look whether there is a loop and the work's start in it."""
+    start = asyncio.run_coroutine_threadsafe
+    closers: list[threading.Thread] = []
+
+    def late(*args: Any) -> Any:
+        closer = threading.Thread(target=loop.close)
+        closers.append(closer)
+        closer.start()
+        closer.join(0.2)  # by then it has closed, or waits until this has started
+        return start(*args)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
+    assert closed_while(loop, Work(), lambda: None) == ["the engine is closed"]
+    closers[0].join(PATIENCE_S)
+
+
+def test_work_that_nobody_waits_for_ends_with_the_loop() -> None:
+    loop = LoopThread()
+    work = Work()
+
+    async def leave_behind() -> asyncio.Task[str]:
+        task = asyncio.create_task(work.run())
+        await asyncio.sleep(0)
+        return task
+
+    task = loop.run(leave_behind())
+    loop.close()
+    assert task.cancelled()
+    assert work.outcome == "cancelled"
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        loop.run(Work().run())
+
+
+def test_items_that_nobody_reads_to_their_end_are_closed_with_the_loop() -> None:
+    loop = LoopThread()
+    ends: list[str] = []
+
+    async def items() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            ends.append("closed")
+
+    given = loop.iterate(items())
+    assert next(given) == 1
+    loop.close()
+    assert ends == ["closed"]
+    given.close()  # later, or when Python collects it: there is nothing to say
+
+
+def test_an_engine_may_be_collected_in_its_own_thread() -> None:
+    """Python collects what refers to itself wherever memory is asked for next, and the loop asks for most."""
+    loop = LoopThread()
+    closed = threading.Event()
+
+    class Engine:
+        async def close(self) -> None:
+            closed.set()
+
+    async def collect() -> None:
+        _close(loop, cast(AsyncEngine, Engine()))
+
+    asyncio.run_coroutine_threadsafe(collect(), loop._loop)
+    assert closed.wait(PATIENCE_S / 4)
+    loop.close()
+    assert not loop._thread.is_alive()

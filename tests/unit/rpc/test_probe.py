@@ -15,7 +15,7 @@ from puna.rpc import protocol
 from puna.rpc.probe import WorkerMemory, ask_worker, ask_workers
 from puna.rpc.protocol import Command
 from tests.patience import PATIENCE_S
-from tests.rpc_workers import free_port
+from tests.ports import kept_free
 
 GIB = 1 << 30
 Answer = Callable[[Command, bytes], bytes]
@@ -88,9 +88,10 @@ def test_who_is_no_worker_is_told(answer: Answer | bytes, said: str) -> None:
 
 
 def test_nobody_there_is_told_with_the_address() -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    with pytest.raises(WorkerUnreachable, match=f"^the RPC worker {endpoint} cannot be reached: Connection refused$"):
-        ask_worker(endpoint)
+    with kept_free() as port:
+        endpoint = f"127.0.0.1:{port}"
+        with pytest.raises(WorkerUnreachable, match=f"^the RPC worker {endpoint} cannot be reached: Connection refused$"):
+            ask_worker(endpoint)
 
 
 def test_a_name_that_nobody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

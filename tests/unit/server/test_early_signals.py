@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.ports import kept_free
 
 # The signal comes at the very moment: as that is logged, or before or after the server's start-up.
 SCRIPT = """
@@ -42,12 +42,12 @@ main()
 def test_a_signal_before_the_first_answer(
     moment: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{sock.getsockname()[1]}")
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("PUNA_EARLY", str(tmp_path))
     command = [sys.executable, "-c", SCRIPT, moment, str(int(number))]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S / 2)
+    with kept_free() as port:
+        monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{port}")
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S / 2)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "was never" not in done.stderr

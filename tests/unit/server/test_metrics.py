@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from puna.server import metrics
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 from tests.unit.server.apis.test_native import HI
 from tests.unit.server.live import Live
@@ -64,7 +64,7 @@ def test_a_request_in_flight_is_seen(tmp_path: Path) -> None:
         with live.client.stream("POST", "/api/chat", json={"model": "slow", "messages": HI}) as response:
             lines = response.iter_lines()  # a name of its own: collected, it would close the connection
             next(lines)
-            with httpx.Client(base_url=live.url) as other:
+            with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as other:
                 text = other.get("/metrics").text
             assert re.search(r'^puna_requests_running\{model="slow:latest"\} 1\.0$', text, re.MULTILINE)
         wait_until(lambda: samples(live)['puna_requests_running{model="slow:latest"}'] == 0)

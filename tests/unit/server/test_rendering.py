@@ -101,6 +101,8 @@ def test_errors_come_as_they_are_here() -> None:
 def test_a_template_that_takes_too_long_is_killed_and_others_are_answered_meanwhile() -> None:
     async def run() -> None:
         async with pool(limit_s=3.0) as renderers:
+            # Processes that have started: only what is rendered takes of the time.
+            await asyncio.gather(*(renderers.render(asked(f"ready {n}")) for n in range(MAX_PROCESSES)))
             slow = [asyncio.create_task(renderers.render(asked(SLOW))) for _ in range(MAX_PROCESSES + 1)]
             await asyncio.sleep(0)
             assert (await renderers.render(asked("quick"))).text == "quick"
@@ -119,6 +121,37 @@ def test_the_kernel_ends_what_uses_up_its_processor_time() -> None:
             with pytest.raises(TemplateError, match="of a processor's time"):
                 await renderers.render(asked(SLOW))
             assert (await renderers.render(asked("quick"))).text == "quick"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_what_is_being_started_at_the_end_has_ended_with_it(is_asked: bool) -> None:
+    """The start of a process that nobody wants any more takes until that is gone."""
+    events: list[str] = []
+
+    async def start() -> asyncio.subprocess.Process:
+        events.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            events.append("gone")
+        raise AssertionError
+
+    async def run() -> None:
+        renderers = Renderers(start=start)
+        asking = asyncio.create_task(renderers.render(asked("x"))) if is_asked else None
+        if not is_asked:
+            renderers.warm()
+        while not events:
+            await asyncio.sleep(0)
+        await renderers.close()
+        assert events == ["begun", "gone"]
+        if asking is not None:
+            with pytest.raises(asyncio.CancelledError):
+                await asking
 
     asyncio.run(run())
 

@@ -45,6 +45,33 @@ def test_errors_come_after_all_lines() -> None:
     assert asyncio.run(run()) == ["a", "gone"]
 
 
+def test_a_panic_of_native_code_is_no_success() -> None:
+    class Panic(BaseException):
+        pass
+
+    def work(report: Report) -> None:
+        raise Panic("out of bounds")
+
+    with pytest.raises(PunaError, match="internal error: Panic: out of bounds"):
+        asyncio.run(collect(Transfers(), "x", work))
+
+
+def test_work_that_no_thread_could_begin_is_begun_by_the_next() -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> list[Progress]:
+        transfers = Transfers()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(RuntimeError):
+                await collect(transfers, "x", None)
+        work = collect(transfers, "x", lambda report: report(Progress("a")))
+        return await asyncio.wait_for(work, PATIENCE_S / 12)
+
+    assert [line.status for line in asyncio.run(run())] == ["a"]
+
+
 def test_full_disks_are_said_plainly() -> None:
     def work(report: Report) -> None:
         raise OSError(28, "No space left on device")
@@ -103,7 +130,7 @@ def test_the_last_one_to_leave_cancels() -> None:
         await leave_after(transfers, 1)
         assert not ended.is_set()
         await second
-        assert await asyncio.to_thread(ended.wait, 10)
+        assert await asyncio.to_thread(ended.wait, PATIENCE_S)
 
     asyncio.run(run())
 

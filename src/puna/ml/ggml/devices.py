@@ -73,7 +73,8 @@ _joined: dict[str, list[Device]] = {}  # by worker
 
 def devices() -> tuple[Device, ...]:
     """Those of this machine, and of the workers that were joined; the CPU is the last."""
-    found = [*_own(), *(device for worker in _joined.values() for device in worker)]
+    joined = list(_joined.values())  # in one go: another thread may join a worker meanwhile
+    found = [*_own(), *(device for worker in joined for device in worker)]
     return tuple(sorted(found, key=lambda d: _ORDER[d.kind]))
 
 

@@ -31,8 +31,13 @@ class ModelFile:
         if self._head is None or state != self._state:
             self.close()
             # Looked at before it is read: if it changes in between, the next look tells.
-            self._state, self._head = state, GGUFFile.open(self.path)
-            self._tokenizer = Meanwhile(partial(Tokenizer, self.path, self._head), "vocabulary")
+            head = GGUFFile.open(self.path)
+            try:
+                self._tokenizer = Meanwhile(partial(Tokenizer, self.path, head), "vocabulary")
+            except BaseException:
+                head.close()
+                raise
+            self._state, self._head = state, head
         return self._head
 
     def tokenizer(self) -> Tokenizer:

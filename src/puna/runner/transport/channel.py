@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from puna.errors import BadRequest
+from puna.errors import BadRequest, Overloaded
 from puna.runner.failures import failed, require_ready
 from puna.runner.service import EngineService, Handle
 from puna.runner.transport.calls import QUICK_PATHS, Calls
@@ -79,7 +79,7 @@ class _Exchange:
         self._number = number
         self._is_counted = is_counted
         self._handle: Handle | None = None
-        self._has_ended = False
+        self.has_ended = False
         self._is_cancelled = False
 
     def started(self, handle: Handle | None) -> None:
@@ -99,15 +99,15 @@ class _Exchange:
 
     def emit(self, reply: Reply) -> None:
         """For the engine; nothing follows the terminal reply."""
-        if self._has_ended:
+        if self.has_ended:
             return
         outlet = self._channel.outlet
         if type(reply) is Piece and outlet.n_unsent > MAX_QUEUED_CHARACTERS:
             reply = Failed(error=f"{outlet.n_unsent} bytes of replies are left unread", status=500)
             self.cancel()
-        self._has_ended = type(reply) is not Piece
+        self.has_ended = type(reply) is not Piece
         outlet.put(self._number, reply)
-        if self._has_ended:
+        if self.has_ended:
             self._channel.ended(self._number, reply if self._is_counted else None)
             outlet.flush()
 
@@ -162,9 +162,14 @@ class Channel:
             self._start(exchange, command)
         else:
             submitters = self._image_submitters if _has_images(command) else self._submitters
-            submitters.submit(self._start, exchange, command)
+            try:
+                submitters.submit(self._start, exchange, command)
+            except RuntimeError as error:  # it waits all the same, for another's thread
+                exchange.emit(failed(Overloaded(f"no thread can be started for a request: {error}")))
 
     def _start(self, exchange: _Exchange, command: Complete | Call) -> None:
+        if exchange.has_ended:
+            return
         try:
             if isinstance(command, Call):
                 exchange.started(self._calls.answer(command.path, bytes(command.body), exchange.answer))

@@ -13,7 +13,7 @@ from puna.cluster.messages import WINDOW
 from puna.cluster.routing.demand import Demand
 from puna.cluster.routing.router import in_turn
 from puna.errors import LoadError, NodeLost, OutOfMemory, RunnerDied
-from tests.unit.cluster.fleet import Scripted, ask, fleet, requirements, until
+from tests.unit.cluster.fleet import Scripted, Told, ask, fleet, requirements, until
 from tests.unit.llm.scripted import events, requests_to, wait_for_event
 
 
@@ -48,12 +48,11 @@ def test_what_was_in_the_middle_of_its_answer_ends_with_one_error_that_says_so(t
     async def play() -> None:
         async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
             model = machines.script(n_pieces=5, hang_at_piece=3)
-            request = asyncio.create_task(ask(head, model))
-            await until(lambda: any(replica.n_running for replica in head.models.replicas()))
-            await wait_for_event(tmp_path / "model", "complete")
-            await asyncio.sleep(0.2)
+            told = Told()
+            request = asyncio.create_task(ask(head, model, told=told))
+            await until(lambda: told.n_pieces == 3)
             await machines.lose("a")
-            told = await request
+            await request
             assert (told.text, told.done) == ("x x x ", None)
             assert isinstance(told.error, NodeLost)
             assert "lost in the middle of it, after 3 pieces" in str(told.error)

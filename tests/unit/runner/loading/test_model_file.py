@@ -45,6 +45,19 @@ def test_the_vocabulary_is_read_beside_everything_else(file: ModelFile) -> None:
     file.close()
 
 
+def test_where_no_thread_can_read_it_the_next_load_tries_again(file: ModelFile) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError, match="new thread"):
+            file.head()
+    file.head()
+    assert id(file.tokenizer()) == id(made[0])
+    file.close()
+
+
 def test_it_is_begun_before_anybody_asks_for_it(file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
 

@@ -127,7 +127,7 @@ def test_a_runner_does_not_outlive_a_killed_parent() -> None:
         pid = int(parent.stderr.readline())
         said = json.loads(parent.stdout.readline())  # the runner writes into its parent's pipe
         port, key = said["port"], {"authorization": f"Bearer {said['key']}"}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=key) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=key, timeout=PATIENCE_S) as client:
             wait_for_status(client, "launched")
         parent.kill()
         try:

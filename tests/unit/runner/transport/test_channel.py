@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.runner.fake_engine import FakeEngine, done
 
 from puna.errors import LoadError
@@ -59,7 +59,7 @@ class Line:
 
     def __init__(self, engine: FakeEngine) -> None:
         self.parent, end = socket.socketpair()
-        self.parent.settimeout(10)
+        self.parent.settimeout(PATIENCE_S)
         self.heard = self.parent.makefile("rb")
         self.engine, self.named, self.counters = engine, NamedModel(), Counters()
         self.outbox = Outbox(end)
@@ -181,6 +181,22 @@ def test_a_cancelled_request_ends_and_the_engine_knows(line: Line) -> None:
     line.say(Cancel(id=99))
     line.complete(2, "one")
     assert line.answers(2)[2] == [Piece(content="one"), done("stop", 7)]
+
+
+def test_what_no_thread_can_be_started_for_is_refused(line: Line) -> None:
+    """And not computed later, when there are threads again: whoever asked has been told."""
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        line.complete(1, "silent")
+    error = "no thread can be started for a request: can't start new thread"
+    assert line.answers(1) == {1: [Failed(error=error, status=503)]}
+    line.complete(2, "one")
+    assert line.answers(2) == {2: [Piece(content="one"), done("stop", 7)]}
+    assert [handle.request.prompt for handle in line.engine.handles] == ["one"]
 
 
 def test_a_request_cancelled_before_the_engine_has_it_is_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -390,7 +390,7 @@ def test_a_model_that_cannot_be_loaded(empty: Live, script: dict[str, Any], text
             assert text in response.json()["error"]
 
 
-@pytest.mark.parametrize("script", [{"n_pieces": 100_000, "piece_delay_s": 0.02}, {"load_s": 3600}])
+@pytest.mark.parametrize("script", [{"n_pieces": 100_000, "piece_delay_s": 0.02}, {"stall": True}])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_stops_the_work(empty: Live, script: dict[str, Any], stream: bool) -> None:
     path = empty.add("slow", **script)
@@ -399,8 +399,8 @@ def test_a_client_that_leaves_stops_the_work(empty: Live, script: dict[str, Any]
         with socket.create_connection(("127.0.0.1", empty.port)) as client:
             head = f"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body)
-            wait_until(lambda: any(event[0] == ("/load" if "load_s" in script else "complete") for event in empty.events(path)))
-        if "load_s" in script:
+            wait_until(lambda: any(event[0] == ("/load" if "stall" in script else "complete") for event in empty.events(path)))
+        if "stall" in script:
             wait_until(lambda: not empty.scheduler.models)
         else:
             wait_until(lambda: any(event[0] == "cancelled" for event in empty.events(path)))
@@ -409,21 +409,27 @@ def test_a_client_that_leaves_stops_the_work(empty: Live, script: dict[str, Any]
 
 def test_a_client_that_leaves_the_queue(tmp_path: Path) -> None:
     empty = Live(tmp_path, max_loaded_models=1)
-    empty.add("slow", load_s=1.0)
+    gate = tmp_path / "gate"
+    empty.add("slow", gate=str(gate))
     empty.add("other")
+    body = b'{"model": "other", "prompt": "x"}'
+    head = f"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with empty.running():
-        loading = threading.Thread(target=empty.post, args=("/api/generate", {"model": "slow", "prompt": "x"}))
-        loading.start()
+        answering = threading.Thread(target=empty.post, args=("/api/generate", {"model": "slow", "prompt": "x"}))
+        answering.start()
         wait_until(lambda: empty.scheduler.models)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{empty.url}/api/generate", json={"model": "other", "prompt": "x"}, timeout=0.2)
+        with socket.create_connection(("127.0.0.1", empty.port)) as client:
+            client.sendall(head + body)
+            wait_until(lambda: empty.scheduler.queue)
         wait_until(lambda: not empty.scheduler.queue)
-        loading.join()
+        gate.touch()
+        answering.join()
 
 
 def test_a_full_queue_answers_503(tmp_path: Path) -> None:
     live = Live(tmp_path, max_queue=1, max_loaded_models=1)
-    live.add("slow", n_pieces=50, piece_delay_s=0.02)
+    gate = tmp_path / "gate"
+    live.add("slow", gate=str(gate))
     live.add("other")
     live.add("third")
     with live.running():
@@ -436,6 +442,7 @@ def test_a_full_queue_answers_503(tmp_path: Path) -> None:
         assert response.status_code == 503
         assert response.json() == {"error": "server busy, please try again.  maximum pending requests exceeded"}
         assert response.headers["retry-after"] == "1"
+        gate.touch()
         for thread in threads:
             thread.join()
 

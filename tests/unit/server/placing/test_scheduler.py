@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from puna import wire
 from puna.errors import LoadError, Overloaded, PunaError
@@ -18,6 +17,7 @@ from puna.llm.runner import Runner
 from puna.server.placing.loaded import Loaded, State
 from puna.server.placing.scheduler import Scheduler
 from puna.settings import FOREVER, Settings
+from tests import clock
 from tests.unit.llm.fake_machine import FakeMachine
 
 
@@ -206,7 +206,7 @@ def play(scenario: Callable[[World], Coroutine[Any, Any, None]], **settings: Any
         assert all(runner.ended.is_set() for runner in world.runners)
         assert len(asyncio.all_tasks()) == 1
 
-    uvloop.run(run())
+    clock.run(run())
 
 
 def test_a_loaded_model_is_reused() -> None:
