@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,8 +51,16 @@ LOST_AFTER_S = 15.0
 CONNECT_TIMEOUT_S = 10.0
 
 
-class NodeRetires(NodeLost):
-    """It takes no more requests; those that it has are finished."""
+class NodeDeclines(NodeLost):
+    """It retires, or has not got the model as it was believed to; what it has begun it finishes."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A Hold that was answered."""
+
+    number: int
+    held: Held
 
 
 class Line:
@@ -114,18 +123,18 @@ class Line:
             raise self._error
         self._writer.write(frame(message))
 
-    async def ask(self, path: str, body: object, kind: type[M], model: Model | None = None) -> M:
-        """Leaving early ends what can be ended of the work.
+    async def ask(self, path: str, body: object, kind: type[M], model: Model | None = None, hold: int = 0) -> M:
+        """Leaving early ends what can be ended of the work. *hold*: the number of the lease under which it is asked.
 
         Errors: NodeLost; what the node raises.
         """
         number = next(self._numbers)
         with _Mailbox(self, number) as mailbox:
-            self.send(Ask(id=number, path=path, body=encode(body), model=model))
+            self.send(Ask(id=number, path=path, body=encode(body), model=model, hold=hold))
             return decode(kind, (await mailbox.answer()).body)
 
     @asynccontextmanager
-    async def hold(self, model: Model) -> AsyncGenerator[Held, None]:
+    async def hold(self, model: Model) -> AsyncGenerator[Lease, None]:
         """The model stays loaded until the block ends, or the node is lost.
 
         Errors: NodeLost; what loading raises.
@@ -135,16 +144,18 @@ class Line:
             self.send(Hold(id=number, model=model))
             held = decode(Held, (await mailbox.answer()).body)
             mailbox.stays_open = True
-            yield held
+            yield Lease(number, held)
 
-    async def complete(self, model: Model, request: wire.CompletionRequest) -> AsyncGenerator[wire.CompletionReply, None]:
-        """Pieces, then exactly one Done or Failed. Closing the generator early cancels the request.
+    async def complete(
+        self, model: Model, request: wire.CompletionRequest, hold: int = 0
+    ) -> AsyncGenerator[wire.CompletionReply, None]:
+        """Pieces, then exactly one Done or Failed. Closing the generator early cancels the request. *hold*: as for ask.
 
         Errors: NodeLost; what the node raises.
         """
         number, n_taken = next(self._numbers), 0
         with _Mailbox(self, number) as mailbox:
-            self.send(Complete(id=number, model=model, request=request))
+            self.send(Complete(id=number, model=model, request=request, hold=hold))
             while True:
                 reply = (await mailbox.said()).reply
                 if not isinstance(reply, wire.Piece):
@@ -251,7 +262,7 @@ class _Mailbox:
         reply = self._replies.popleft()
         if isinstance(reply, Refused):
             self.stays_open = False
-            raise NodeRetires(reply.message) if reply.is_retiring else error_of(reply)
+            raise NodeDeclines(reply.message) if reply.is_declined else error_of(reply)
         return reply
 
 

@@ -10,7 +10,7 @@ from puna.cluster.head.line import Line
 from puna.cluster.messages import MAX_GREETING_BYTES, Deliver, File, Open, decode_reply, frame, read_frame
 from puna.cluster.node import files
 from puna.errors import BadRequest, NodeLost, NotFound
-from tests.unit.cluster.fleet import KEY, Scripted, ask, fleet, until
+from tests.unit.cluster.fleet import KEY, Scripted, ask, fleet, requirements, until
 from tests.unit.llm.scripted import write_script
 
 
@@ -55,6 +55,41 @@ def test_a_file_that_a_node_lacks_is_sent_there_once(tmp_path: Path, monkeypatch
             told = await ask(head, machines.script("plain"))
             assert isinstance(told.error, NotFound)
             assert "puna create" in str(told.error)
+
+    asyncio.run(play())
+
+
+def test_a_file_is_sent_whatever_else_of_its_model_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "is_same", lambda *_: False)
+
+    async def play() -> None:
+        script = write_script(tmp_path, "script", pieces=["sent"]).read_bytes()
+        async with fleet(tmp_path, "a") as machines, machines.head() as head:
+            model, adapter = blob(tmp_path, script), blob(tmp_path, b"an adapter")
+            assert (await ask(head, model)).error is None
+            told = await ask(head, model, options=requirements(adapters=[str(adapter.model_path)]))
+            assert (told.text, told.error) == ("sent", None)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("comes_back", [False, True], ids=["removed", "node begins anew"])
+def test_a_file_that_a_node_has_lost_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool) -> None:
+    monkeypatch.setattr(files, "is_same", lambda *_: False)
+
+    async def play() -> None:
+        script = write_script(tmp_path, "script", pieces=["sent"]).read_bytes()
+        async with fleet(tmp_path, "a") as machines, machines.head() as head:
+            model = blob(tmp_path, script)
+            assert (await ask(head, model)).error is None
+            blobs = machines.machines_["a"].service.node.store.blobs
+            if comes_back:
+                await machines.machines_["a"].service.close()
+            blobs.path(model.model_path.name).unlink()
+            if comes_back:
+                await machines.add("a")
+            told = await ask(head, model)
+            assert (told.text, told.error) == ("sent", None)
 
     asyncio.run(play())
 
