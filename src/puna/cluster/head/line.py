@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from puna import __version__, wire
 from puna.cluster import messages
@@ -121,6 +121,8 @@ class Line:
         """Errors: NodeLost."""
         if self._error is not None:
             raise self._error
+        if self._writer.is_closing():  # whoever reads hears of it next
+            raise NodeLost(f"the node {self.node} was lost: the connection was closed")
         self._writer.write(frame(message))
 
     async def ask(self, path: str, body: object, kind: type[M], model: Model | None = None, hold: int = 0) -> M:
@@ -174,19 +176,34 @@ class Line:
 
         Errors: NodeLost; StoreError when it cannot be read here; what the node raises.
         """
-        host, port, key = self._address
+        assert self._reading is not None
+        delivery = asyncio.create_task(self._delivered(path, Deliver(key=self._address[2], digest=digest, n_bytes=n_bytes)))
         try:
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(frame(Deliver(key=key, digest=digest, n_bytes=n_bytes)))
-                await _send_file(path, writer)
-                answer = messages.decode_reply(await read_frame(reader))
-            finally:
-                writer.close()
-        except OSError as error:
+            await asyncio.wait({delivery, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not delivery.done():  # a machine without power leaves that connection open
+                raise self._error or NodeLost(f"the node {self.node} was lost while it was sent {path.name}")
+            answer = delivery.result()
+        except (OSError, BadRequest) as error:
             raise NodeLost(f"the node {self.node} was lost while it was sent {path.name}: {error}") from error
+        finally:
+            await _ended(delivery)
         if isinstance(answer, Refused):
             raise error_of(answer)
+
+    async def _delivered(self, path: Path, delivery: Deliver) -> messages.Reply:
+        """What the node says to it, which a refusal is before it has all."""
+        reader, writer = await asyncio.open_connection(*self._address[:2])
+        writer.write(frame(delivery))
+        sending = asyncio.create_task(_send_file(path, writer))
+        answering = asyncio.create_task(read_frame(reader))
+        try:
+            await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                sending.result()
+            return messages.decode_reply(await answering)
+        finally:
+            await _ended(sending, answering)
+            writer.close()
 
     async def _read(self) -> None:
         try:
@@ -264,6 +281,12 @@ class _Mailbox:
             self.stays_open = False
             raise NodeDeclines(reply.message) if reply.is_declined else error_of(reply)
         return reply
+
+
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _send_file(path: Path, writer: asyncio.StreamWriter) -> None:

@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from puna import __version__, wire
@@ -45,10 +46,12 @@ from puna.cluster.node.files import missing, receive
 from puna.cluster.node.node import Node
 from puna.cluster.node.replicas import Replica
 from puna.errors import BadRequest, Overloaded, PunaError
+from puna.store.disk.blobs import CHUNK_BYTES
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 0.25
+_MAX_BEHIND = 1 << 16  # bytes for one head that wait to be read
 _GREETING_TIMEOUT_S = 10.0
 
 
@@ -118,7 +121,10 @@ class Service:
             writer.write(frame(Answer(id=0, body=b"")))
         except PunaError as error:
             writer.write(frame(refusal(0, error)))
-        await writer.drain()
+            await writer.drain()
+            async with asyncio.timeout(_GREETING_TIMEOUT_S):
+                while await reader.read(CHUNK_BYTES):
+                    pass  # what is on its way would have the system take the answer back
 
     async def _serve_line(self, line: _Line) -> None:
         line.write(Opened(node=self.name, version=self.version))
@@ -142,8 +148,9 @@ class Service:
         while True:
             await self.node.replicas.look()
             for line in list(self._lines):
-                with suppress(OSError):
-                    line.write(self._report_for(line))
+                if not line.is_behind:
+                    with suppress(OSError):
+                        line.write(self._report_for(line))
             self._check_idle()
             await asyncio.sleep(REPORT_S)
 
@@ -176,7 +183,15 @@ class _Line:
     def is_busy(self) -> bool:
         return bool(self._tasks)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the head reads nothing of what it was sent. It hears later, and then what has changed until then."""
+        return self._writer.transport.get_write_buffer_size() > _MAX_BEHIND
+
     def write(self, message: Message) -> None:
+        """Errors: ConnectionResetError."""
+        if self._writer.is_closing():
+            raise ConnectionResetError("the line is closed")
         self._writer.write(frame(message))
 
     async def send(self, message: Message) -> None:
@@ -200,12 +215,12 @@ class _Line:
     def _heed(self, command: messages.Command) -> None:
         match command:
             case Ask():
-                self._begin(command.id, self._ask(command))
+                self._begin(command.id, partial(self._ask, command))
             case Hold():
-                self._begin(command.id, self._hold(command))
+                self._begin(command.id, partial(self._hold, command))
             case Complete():
                 self._credits[command.id] = _Credit()
-                self._begin(command.id, self._complete(command))
+                self._begin(command.id, partial(self._complete, command))
             case Cancel():
                 if (task := self._tasks.get(command.id)) is not None:
                     task.cancel()
@@ -217,10 +232,10 @@ class _Line:
             case Retire():
                 self._service.retire()
 
-    def _begin(self, number: int, work: Awaitable[None]) -> None:
+    def _begin(self, number: int, work: Callable[[], Awaitable[None]]) -> None:
         async def to_its_end() -> None:
             try:
-                await work
+                await work()
             except PunaError as error:
                 await self.send(refusal(number, error))
 
