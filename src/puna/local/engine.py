@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -107,6 +108,9 @@ class Stream:
 
 
 def _close(loop: LoopThread, engine: AsyncEngine) -> None:
+    if loop.is_own_thread:
+        threading.Thread(target=_close, args=(loop, engine), daemon=True).start()
+        return
     try:
         loop.run(engine.close())
     finally:

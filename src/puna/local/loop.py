@@ -23,6 +23,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self._ending: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="puna", daemon=True)
         self._thread.start()
 
@@ -56,7 +57,22 @@ class LoopThread:
                 except StopAsyncIteration:
                     return
         finally:
-            self.run(items.aclose())
+            self._end(items.aclose())
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether garbage is being collected there: who waits for the loop then waits for ever."""
+        return threading.current_thread() is self._thread
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        if not self._thread.is_alive():
+            work.close()  # it ended with the loop
+        elif self.is_own_thread:
+            task = self._loop.create_task(work)
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        else:
+            self.run(work)
 
     def close(self) -> None:
         if not self._thread.is_alive():
