@@ -56,6 +56,7 @@ class Model(Message, frozen=True):
     name: str
     files: list[File]  # the weights first
     requirements: LoadRequirements
+    digest: str = ""  # of its manifest; empty for a bare file
     keep_alive: float | None = None
     leaves_pinned: bool = False
 
@@ -132,6 +133,7 @@ class ReplicaReport(Message, frozen=True):
     key: str
     name: str
     state: str
+    digest: str = ""
     n_others: int = 0  # requests that it has of other heads
     n_parallel: int = 1
     n_ctx: int = 0

@@ -30,6 +30,7 @@ KEY = "the key of this cluster"
 @dataclass(frozen=True)
 class Scripted:
     model_path: Path
+    digest: str = ""
 
 
 @dataclass(eq=False)

@@ -123,5 +123,6 @@ class ReplicaTable:
         known = self._known.get(replica.key)
         if known is not None:
             return known.loadable
-        name = replica.reported.name if replica.reported else replica.key  # another head has asked for it
-        return StoredModel(name=name, full_name=name, digest="", n_bytes=0, modified_at=0.0, weights_path=None)
+        reported = replica.reported  # another head has asked for it
+        name, digest = (reported.name, reported.digest) if reported else (replica.key, "")
+        return StoredModel(name=name, full_name=name, digest=digest, n_bytes=0, modified_at=0.0, weights_path=None)

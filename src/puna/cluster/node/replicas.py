@@ -112,6 +112,7 @@ class Replicas:
         return ReplicaReport(
             key=model.key,
             name=model.name,
+            digest=model.digest,
             state=loaded.state.value,
             n_others=replica.n_running.total() - replica.n_running[line] if replica else 0,
             n_parallel=loaded.options.n_parallel,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from puna.cluster.routing.keys import keys_of
 from puna.cluster.routing.router import in_turn
 from puna.errors import LoadError, NodeLost, NotFound, OutOfMemory, Overloaded, RunnerDied
 from puna.llm.load import LoadRequirements
+from puna.server.metrics import FILE_LABEL, Labels
 from puna.server.placing.loaded import State
 from puna.settings import FOREVER
 from tests.patience import PATIENCE_S
@@ -384,7 +386,7 @@ def test_a_node_that_has_refused_a_model_is_not_taken_for_one_that_has_it(tmp_pa
             model = machines.script()
             machines.script(node="a", out_of_memory=True)
             async with head.acquire(model, requirements()):
-                assert [replica.node.name for replica in head.models.replicas()] == ["b"]
+                await until(lambda: [replica.node.name for replica in head.models.replicas()] == ["b"])
                 assert not head.nodes["a"].replica(str(model.model_path)).is_there
 
     asyncio.run(play())
@@ -439,5 +441,25 @@ def test_who_looks_on_keeps_no_model(tmp_path: Path) -> None:
             await until(lambda: not machines.machines_["a"].service.node.loaded())
             with pytest.raises(NotFound, match="is not loaded"):
                 await shown.process.occupancy()
+
+    asyncio.run(play())
+
+
+def knows_two(head: ClusterScheduler) -> bool:
+    return len([replica for replica in head.models.replicas() if replica.reported and replica.reported.state == "ready"]) == 2
+
+
+def test_what_another_head_has_asked_for_has_its_name_in_the_numbers_and_a_file_has_none(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head() as head, machines.head() as other:
+            named = replace(machines.script("named"), digest="0123")
+            for model in (named, machines.script("secret")):
+                assert (await ask(other, model)).error is None
+            for one in (head, other):
+                await until(partial(knows_two, one))
+                (collector,) = one.collectors
+                samples = [sample for family in collector.collect() for sample in family.samples]
+                assert {sample.labels["model"] for sample in samples if "model" in sample.labels} == {"named", FILE_LABEL}
+            assert {Labels().of(model) for model, _ in head.models.runners()} == {"named", FILE_LABEL}
 
     asyncio.run(play())
