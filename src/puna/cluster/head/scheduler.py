@@ -15,6 +15,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from puna.cluster.head.description import described, key_of
 from puna.cluster.head.metrics import ClusterMetrics
 from puna.cluster.head.model import ModelOnNodes
@@ -256,7 +258,7 @@ class ClusterScheduler:
         self.queue.add(model.key)
         try:
             async with AsyncExitStack() as stack:
-                await self._enter(stack, node, model, {})
+                await self._enter(stack, node, msgspec.structs.replace(model, keep_alive=None), {})  # others are to find it
         except PunaError as error:
             log.warning("%s could not be loaded on the node %s: %s", model.name, node.name, error)
         finally:

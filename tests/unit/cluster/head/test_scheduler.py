@@ -463,3 +463,18 @@ def test_what_another_head_has_asked_for_has_its_name_in_the_numbers_and_a_file_
             assert {Labels().of(model) for model, _ in head.models.runners()} == {"named", FILE_LABEL}
 
     asyncio.run(play())
+
+
+def test_another_replica_stays_whatever_the_last_request_wanted_for_its_own(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script()
+            async with head.acquire(model, requirements(), 0.0):
+                known = head.models.known(str(model.model_path))
+                assert known is not None
+                await head._start_another(known.model)
+                (loaded,) = machines.machines_["b"].service.node.loaded()
+                await until(lambda: loaded.n_users == 0)
+                assert loaded.state is State.READY
+
+    asyncio.run(play())
