@@ -125,6 +125,42 @@ def test_threads_share_one_engine(engine: Engine) -> None:
     assert answers == [5] * 6
 
 
+def test_no_number_of_prompts_is_too_many(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server says of a queue protects it from strangers; a program waits for itself."""
+    monkeypatch.setenv("OLLAMA_MAX_QUEUE", "2")
+    with Engine(model, n_ctx=64, parallel=1, models=tmp_path / "models") as engine:
+        answers = engine.generate_many([PROMPT] * 12, num_predict=1, ignore_eos=True)
+        assert [answer.tokens for answer in answers] == [1] * 12
+
+
+def test_what_is_collected_in_the_engines_own_thread_ends_there(model: Path, tmp_path: Path) -> None:
+    """Garbage is collected in whichever thread happens to."""
+    before = runners()
+    engine = Engine(model, n_ctx=512, models=tmp_path / "models")
+    loop = engine._loop
+    stream = engine.stream_generate(PROMPT, num_predict=400, ignore_eos=True)
+    next(iter(stream))
+    circle: list[object] = [stream]
+    circle.append(circle)
+    del stream, circle
+    loop._loop.call_soon_threadsafe(gc.collect)
+    assert engine.generate(PROMPT, num_predict=1, ignore_eos=True).tokens == 1
+    circle = [engine]
+    circle.append(circle)
+    del engine, circle
+    loop._loop.call_soon_threadsafe(gc.collect)
+    wait_until(lambda: not loop._thread.is_alive())
+    assert runners() <= before
+
+
+def test_a_stream_that_outlives_its_engine_goes_quietly(model: Path, tmp_path: Path) -> None:
+    with Engine(model, n_ctx=512, models=tmp_path / "models") as engine:
+        stream = engine.stream_generate(PROMPT, num_predict=400, ignore_eos=True)
+        next(iter(stream))
+    del stream
+    gc.collect()
+
+
 def test_what_cannot_be_is_refused_by_name(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="temprature"):
         engine.generate(PROMPT, temprature=1)  # type: ignore[call-arg]

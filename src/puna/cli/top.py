@@ -95,7 +95,13 @@ def samples(text: str) -> Samples:
 
 
 def rows_of(running: list[dict[str, Any]], before: Samples, after: Samples, elapsed: float) -> list[Row]:
-    return [_row(model, before, after, elapsed) for model in running]
+    """One for each model, wherever it is: a server of several machines tells each machine's memory, and sums of all else."""
+    models: dict[str, dict[str, Any]] = {}
+    for model in running:
+        found = models.setdefault(str(model.get("name", "")), {**model, "size": 0, "size_vram": 0})
+        for part in ("size", "size_vram"):
+            found[part] += int(model.get(part) or 0)
+    return [_row(model, before, after, elapsed) for model in models.values()]
 
 
 def _row(model: Mapping[str, Any], before: Samples, after: Samples, elapsed: float) -> Row:

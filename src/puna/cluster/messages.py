@@ -3,11 +3,15 @@
 A head is a server that clients speak to; a node holds models. The first frame shows the key that both got through Ray; until
 then a node reads next to nothing. Ask, Complete and Hold are answered under their numbers: Ask by Answer or Refused; Complete
 by Said, the last of which carries Done or Failed, or by Refused; Hold by Answer, and the model stays until Cancel. Reports
-come unasked. What is asked of a runner is what `puna.wire` says, by the same paths; beside these a node knows
+come unasked. An Ask or a Complete names the Hold of the same line that keeps its model loaded. One without, whose request is held
+at another node, is served by a model that is loaded as it is, or declined: it waits for nobody, so no two nodes wait for one
+another. What is asked of a runner is what `puna.wire` says, by the same paths; beside these a node knows
 
 =======  ==========  ============================================
 /find    list[File]  list[int]: which of them it has not got
 =======  ==========  ============================================
+
+and tells ``/occupancy`` of the model whose key it is sent.
 
 Nothing here is encrypted, as nothing of Ray's is: the network between machines must be one that others do not reach.
 """
@@ -40,6 +44,10 @@ class File(Message, frozen=True):
     n_bytes: int
     digest: str = ""  # sha256:…, if it is a blob
 
+    @property
+    def key(self) -> str:
+        return self.digest or self.path
+
 
 class Model(Message, frozen=True):
     """A model, and what a request wants it to be loaded with. Paths in the requirements are those of *files*."""
@@ -48,6 +56,7 @@ class Model(Message, frozen=True):
     name: str
     files: list[File]  # the weights first
     requirements: LoadRequirements
+    digest: str = ""  # of its manifest; empty for a bare file
     keep_alive: float | None = None
     leaves_pinned: bool = False
 
@@ -71,6 +80,7 @@ class Ask(Message, frozen=True, tag="ask"):
     path: str
     body: bytes
     model: Model | None = None
+    hold: int = 0
 
 
 class Hold(Message, frozen=True, tag="hold"):
@@ -84,6 +94,7 @@ class Complete(Message, frozen=True, tag="complete"):
     id: int
     model: Model
     request: wire.CompletionRequest
+    hold: int = 0
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -122,6 +133,7 @@ class ReplicaReport(Message, frozen=True):
     key: str
     name: str
     state: str
+    digest: str = ""
     n_others: int = 0  # requests that it has of other heads
     n_parallel: int = 1
     n_ctx: int = 0
@@ -159,7 +171,7 @@ class Refused(Message, frozen=True, tag="refused"):
     id: int
     kind: str  # the name of an error of puna.errors
     message: str
-    is_retiring: bool = False  # another node would do it
+    is_declined: bool = False  # another node would do it
 
 
 Reply = Opened | Report | Answer | Said | Refused
@@ -219,8 +231,8 @@ async def read_frame(reader: asyncio.StreamReader, most: int = MAX_FRAME_BYTES) 
         raise ConnectionResetError("the connection was closed") from error
 
 
-def refusal(number: int, error: PunaError, *, is_retiring: bool = False) -> Refused:
-    return Refused(id=number, kind=type(error).__name__, message=str(error), is_retiring=is_retiring)
+def refusal(number: int, error: PunaError, *, is_declined: bool = False) -> Refused:
+    return Refused(id=number, kind=type(error).__name__, message=str(error), is_declined=is_declined)
 
 
 def error_of(refused: Refused) -> PunaError:

@@ -54,7 +54,8 @@ class AsyncEngine:
     ) -> None:
         given = {"context_length": n_ctx, "num_parallel": parallel, "models": Path(models).expanduser() if models else None}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        self._settings = replace(load(), keep_alive=FOREVER, **changes)
+        # A queue that is full protects a server from strangers; a program only waits for what it has asked itself.
+        self._settings = replace(load(), keep_alive=FOREVER, max_queue=sys.maxsize, **changes)
         self.model = _reference(model)
         self._shows_progress = sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
         self._stack = AsyncExitStack()

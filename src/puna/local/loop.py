@@ -24,6 +24,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self._ending: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="puna", daemon=True)
         # Work is begun, or the end is: never the one in the midst of the other. What is collected meanwhile may close this, too.
         self._lock = threading.RLock()
@@ -83,8 +84,17 @@ class LoopThread:
                 except StopAsyncIteration:
                     return
         finally:
-            if not self._is_closed:  # else they were closed with the loop
-                self.run(items.aclose())
+            self._end(items)
+
+    def _end(self, items: AsyncGenerator[T, None]) -> None:
+        if self._is_closed:
+            return  # they were closed with the loop
+        if self.is_here:  # garbage is collected where it happens to be noticed
+            task = self._loop.create_task(items.aclose())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        else:
+            self.run(items.aclose())
 
     def close(self) -> None:
         """What is at work is cancelled, and who waits for it is told."""

@@ -42,12 +42,15 @@ class Account:
     pid: int = 0  # of the process that computes for it
     buffers: dict[int, tuple[int, int]] = field(default_factory=dict)  # by address: device, bytes
 
+    promised: tuple[int, int] = (0, 0)  # device, bytes: of a buffer that is being made
+
     def on(self, device: int) -> int:
-        return sum(n_bytes for index, n_bytes in self.buffers.values() if index == device)
+        found = [*self.buffers.values(), self.promised]  # at once: the client's own thread changes them meanwhile
+        return sum(n_bytes for index, n_bytes in found if index == device)
 
     @property
     def total(self) -> int:
-        return sum(n_bytes for _, n_bytes in self.buffers.values())
+        return sum(n_bytes for _, n_bytes in list(self.buffers.values()))
 
     def untouched(self, device: int) -> int:
         """Bytes of the host's memory that are taken, and look free since nothing was written there yet."""
@@ -66,6 +69,7 @@ class Worker:
         self._limit = limit
         self._start = partial(start, n_threads)
         self._lock = threading.Lock()
+        self._promising = threading.Lock()
         self._accounts: list[Account] = []
         self._clients: set[socket.socket] = set()
         self._closing = False
@@ -114,6 +118,14 @@ class Worker:
             taken = sum(account.on(device) for account in accounts)
             free, total = min(free, max(0, self._limit - taken)), min(total, self._limit)
         return free, total
+
+    def promise(self, account: Account, device: int, n_bytes: int) -> bool:
+        """Put so much of what is free aside for a buffer; False where there is less."""
+        with self._promising:
+            if n_bytes > self.memory(device)[0]:
+                return False
+            account.promised = device, n_bytes
+            return True
 
     def _machine_memory(self, device: int, accounts: list[Account]) -> tuple[int, int]:
         if self.devices[device].is_cpu:
@@ -271,7 +283,7 @@ class _Conversation:
     def _allocate(self, backend: Backend, payload: bytes) -> None:
         device, n_bytes = protocol.unpacked("IQ", payload)
         self._check_device(device)
-        if n_bytes > self._worker.memory(device)[0]:
+        if not self._worker.promise(self._account, device, n_bytes):
             log.info("%s asks for %d bytes, which are not free", self._peer, n_bytes)
             self._answer(bytes(16))  # no address and no bytes: there is no memory
             return
@@ -279,6 +291,7 @@ class _Conversation:
         address, n_taken = protocol.unpacked("QQ", answer)
         if address:
             self._account.buffers[address] = (device, n_taken)
+        self._account.promised = (0, 0)
         self._answer(answer)
 
     def _answer(self, answer: bytes) -> None:

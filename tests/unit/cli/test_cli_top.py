@@ -44,6 +44,13 @@ def test_rates_are_what_came_since_the_last_look() -> None:
     assert (row.cache_cells, row.cache_used) == (4096, 1024)
 
 
+def test_a_model_on_several_machines_is_one_row_since_its_numbers_are_sums() -> None:
+    running = [{**MODEL, "node": "a", "size_vram": 10}, {**MODEL, "node": "b"}, {"name": "other:latest", "size": 1}]
+    row, other = rows_of(running, samples(BEFORE), samples(AFTER), 2.0)
+    assert (row.name, row.size, row.size_vram, row.answer_per_s) == ("a:latest", 20, 10, 100.0)
+    assert (other.name, other.size) == ("other:latest", 1)
+
+
 def test_a_runner_that_began_anew_has_no_rate() -> None:
     (row,) = rows_of([MODEL], samples(AFTER), samples(BEFORE), 1.0)
     assert (row.answer_per_s, row.steps_per_s) == (None, None)

@@ -30,6 +30,7 @@ KEY = "the key of this cluster"
 @dataclass(frozen=True)
 class Scripted:
     model_path: Path
+    digest: str = ""
 
 
 @dataclass(eq=False)
@@ -59,14 +60,15 @@ class Fleet:
         return Place("127.0.0.1", self.machines_[machine].port, KEY)
 
     async def add(
-        self, name: str, *, free: int = 1 << 40, grace_s: float = 60.0, store: Path | None = None, limit: int = 0
+        self, name: str, *, free: int = 1 << 40, grace_s: float = 60.0, store: Path | None = None, limit: int = 0, **settings: Any
     ) -> Machine:
         async def start(path: Path) -> Runner:
             own = self.folder / f"{name}.{path.name}"
             return await Runner.start(fake_command(own if own.exists() else path))
 
-        settings = replace(Settings(), models=store or self.folder / f"models of {name}", warm_spare=False)
-        node = Node(settings, launcher=Launcher(start=start, machine=FakeMachine(free=free)), memory_limit=limit)
+        folder = store or self.folder / f"models of {name}"
+        own_settings = replace(Settings(), models=folder, warm_spare=False, **settings)
+        node = Node(own_settings, launcher=Launcher(start=start, machine=FakeMachine(free=free)), memory_limit=limit)
         is_idle = asyncio.Event()
         service = Service(node, name, KEY, idle=is_idle.set, grace_s=grace_s)
         machine = Machine(service, await service.open("127.0.0.1"), is_idle)

@@ -154,6 +154,41 @@ def test_clients_share_the_memory_and_have_processes_of_their_own(place: Place) 
     assert sum(backend.is_closed for backend in place.backends) == 1
 
 
+def test_two_who_ask_at_once_are_not_lent_the_same(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Barrier(2)
+
+    def both_have_looked(sock: socket.socket, command: Command, payload: bytes = b"") -> bytes:
+        if command is Command.ALLOC_BUFFER:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                asked.wait(1.0)
+        return ask(sock, command, payload)
+
+    ask = protocol.ask
+    clients = [place.client(), place.client()]
+    monkeypatch.setattr(protocol, "ask", both_have_looked)
+    for client in clients:
+        client.sendall(protocol.head(Command.ALLOC_BUFFER, 12) + struct.pack("<IQ", 0, 60 * MIB))
+    answers = [protocol.unpacked("QQ", protocol.receive(client, protocol.receive_length(client))) for client in clients]
+    assert sorted(n_bytes for _, n_bytes in answers) == [0, 60 * MIB]
+    assert place.free() == LIMIT - 60 * MIB
+
+
+def test_memory_that_is_counted_may_change_meanwhile() -> None:
+    account = front.Account()
+
+    class Changing(int):
+        """A device that others give buffers on while it is looked at."""
+
+        def __eq__(self, other: object) -> bool:
+            account.buffers[len(account.buffers)] = (1, MIB)
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    account.buffers.update({0: (Changing(0), MIB), 1: (Changing(0), MIB)})
+    assert account.on(0) == 2 * MIB
+
+
 def test_a_buffer_that_is_given_back_is_free(place: Place) -> None:
     client = place.client()
     address = allocate(client, 60 * MIB)

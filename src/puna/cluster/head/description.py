@@ -25,6 +25,7 @@ def described(model: Loadable, requirements: LoadRequirements, keep_alive: float
         name=str(getattr(model, "name", weights.name)),
         files=[_file(path) for path in dict.fromkeys(paths)],
         requirements=requirements,
+        digest=str(getattr(model, "digest", "")),
         keep_alive=keep_alive,
         leaves_pinned=leaves_pinned,
     )

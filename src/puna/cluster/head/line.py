@@ -11,8 +11,9 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from puna import __version__, wire
 from puna.cluster import messages
@@ -50,8 +51,16 @@ LOST_AFTER_S = 15.0
 CONNECT_TIMEOUT_S = 10.0
 
 
-class NodeRetires(NodeLost):
-    """It takes no more requests; those that it has are finished."""
+class NodeDeclines(NodeLost):
+    """It retires, or has not got the model as it was believed to; what it has begun it finishes."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A Hold that was answered."""
+
+    number: int
+    held: Held
 
 
 class Line:
@@ -112,20 +121,22 @@ class Line:
         """Errors: NodeLost."""
         if self._error is not None:
             raise self._error
+        if self._writer.is_closing():  # whoever reads hears of it next
+            raise NodeLost(f"the node {self.node} was lost: the connection was closed")
         self._writer.write(frame(message))
 
-    async def ask(self, path: str, body: object, kind: type[M], model: Model | None = None) -> M:
-        """Leaving early ends what can be ended of the work.
+    async def ask(self, path: str, body: object, kind: type[M], model: Model | None = None, hold: int = 0) -> M:
+        """Leaving early ends what can be ended of the work. *hold*: the number of the lease under which it is asked.
 
         Errors: NodeLost; what the node raises.
         """
         number = next(self._numbers)
         with _Mailbox(self, number) as mailbox:
-            self.send(Ask(id=number, path=path, body=encode(body), model=model))
+            self.send(Ask(id=number, path=path, body=encode(body), model=model, hold=hold))
             return decode(kind, (await mailbox.answer()).body)
 
     @asynccontextmanager
-    async def hold(self, model: Model) -> AsyncGenerator[Held, None]:
+    async def hold(self, model: Model) -> AsyncGenerator[Lease, None]:
         """The model stays loaded until the block ends, or the node is lost.
 
         Errors: NodeLost; what loading raises.
@@ -135,16 +146,18 @@ class Line:
             self.send(Hold(id=number, model=model))
             held = decode(Held, (await mailbox.answer()).body)
             mailbox.stays_open = True
-            yield held
+            yield Lease(number, held)
 
-    async def complete(self, model: Model, request: wire.CompletionRequest) -> AsyncGenerator[wire.CompletionReply, None]:
-        """Pieces, then exactly one Done or Failed. Closing the generator early cancels the request.
+    async def complete(
+        self, model: Model, request: wire.CompletionRequest, hold: int = 0
+    ) -> AsyncGenerator[wire.CompletionReply, None]:
+        """Pieces, then exactly one Done or Failed. Closing the generator early cancels the request. *hold*: as for ask.
 
         Errors: NodeLost; what the node raises.
         """
         number, n_taken = next(self._numbers), 0
         with _Mailbox(self, number) as mailbox:
-            self.send(Complete(id=number, model=model, request=request))
+            self.send(Complete(id=number, model=model, request=request, hold=hold))
             while True:
                 reply = (await mailbox.said()).reply
                 if not isinstance(reply, wire.Piece):
@@ -163,19 +176,34 @@ class Line:
 
         Errors: NodeLost; StoreError when it cannot be read here; what the node raises.
         """
-        host, port, key = self._address
+        assert self._reading is not None
+        delivery = asyncio.create_task(self._delivered(path, Deliver(key=self._address[2], digest=digest, n_bytes=n_bytes)))
         try:
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(frame(Deliver(key=key, digest=digest, n_bytes=n_bytes)))
-                await _send_file(path, writer)
-                answer = messages.decode_reply(await read_frame(reader))
-            finally:
-                writer.close()
-        except OSError as error:
+            await asyncio.wait({delivery, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not delivery.done():  # a machine without power leaves that connection open
+                raise self._error or NodeLost(f"the node {self.node} was lost while it was sent {path.name}")
+            answer = delivery.result()
+        except (OSError, BadRequest) as error:
             raise NodeLost(f"the node {self.node} was lost while it was sent {path.name}: {error}") from error
+        finally:
+            await _ended(delivery)
         if isinstance(answer, Refused):
             raise error_of(answer)
+
+    async def _delivered(self, path: Path, delivery: Deliver) -> messages.Reply:
+        """What the node says to it, which a refusal is before it has all."""
+        reader, writer = await asyncio.open_connection(*self._address[:2])
+        writer.write(frame(delivery))
+        sending = asyncio.create_task(_send_file(path, writer))
+        answering = asyncio.create_task(read_frame(reader))
+        try:
+            await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                sending.result()
+            return messages.decode_reply(await answering)
+        finally:
+            await _ended(sending, answering)
+            writer.close()
 
     async def _read(self) -> None:
         try:
@@ -251,8 +279,14 @@ class _Mailbox:
         reply = self._replies.popleft()
         if isinstance(reply, Refused):
             self.stays_open = False
-            raise NodeRetires(reply.message) if reply.is_retiring else error_of(reply)
+            raise NodeDeclines(reply.message) if reply.is_declined else error_of(reply)
         return reply
+
+
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _send_file(path: Path, writer: asyncio.StreamWriter) -> None:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from puna.cluster.head.nodes import Nodes
 from puna.cluster.head.replicas import Replica
 from puna.cluster.head.table import ReplicaTable
+from puna.server.metrics import FILE_LABEL
 
 _REPLICA = ["model", "node"]
 
@@ -65,7 +66,8 @@ class ClusterMetrics(Collector):
     ) -> GaugeMetricFamily | CounterMetricFamily:
         for replica in self._scheduler.models.replicas():
             if replica.reported is not None:
-                family.add_metric([replica.reported.name, replica.node.name], value(replica))
+                name = replica.reported.name if replica.reported.digest else FILE_LABEL
+                family.add_metric([name, replica.node.name], value(replica))
         return family
 
 

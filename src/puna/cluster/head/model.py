@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from puna import wire
-from puna.cluster.head.line import NodeRetires
-from puna.cluster.head.replicas import Replica
+from puna.cluster.head.line import NodeDeclines
+from puna.cluster.head.replicas import Leases, Replica
 from puna.cluster.messages import Model
 from puna.cluster.routing.keys import keys_of
 from puna.errors import NodeLost
@@ -26,9 +26,12 @@ M = TypeVar("M")
 
 
 class Replicas(Protocol):
-    def use(self, model: Model, lost: set[str], keys: list[int] | None = None) -> AbstractAsyncContextManager[Replica]:
-        """A replica that is loaded, on none of the nodes in *lost*. A request with the *keys* of its prompt counts as one that
-        the replica has, until the block ends.
+    def use(
+        self, model: Model, leases: Leases, n_ctx: int, lost: set[str], keys: list[int] | None = None
+    ) -> AbstractAsyncContextManager[Replica]:
+        """A replica that is loaded, on none of the nodes in *lost*, if possible with a context of so many tokens. A request
+        with the *keys* of its prompt counts as one that the replica has, until the block ends; without, it is asked where the
+        model is held, if that can be reached.
 
         Errors: NodeLost when no node is left; what loading raises.
         """
@@ -44,10 +47,10 @@ class Replicas(Protocol):
 
 
 class ModelOnNodes:
-    """In place of a runner. *n_ctx*: tokens that a request may have, wherever it goes."""
+    """In place of a runner. *leases*: where the request holds the model. *n_ctx*: tokens that it may have, wherever it goes."""
 
-    def __init__(self, replicas: Replicas, model: Model) -> None:
-        self._replicas, self._model = replicas, model
+    def __init__(self, replicas: Replicas, model: Model, leases: Leases, n_ctx: int) -> None:
+        self._replicas, self._model, self._leases, self._n_ctx = replicas, model, leases, n_ctx
 
     async def complete(self, request: wire.CompletionRequest) -> AsyncGenerator[wire.CompletionReply, None]:
         """As Runner.complete.
@@ -56,10 +59,11 @@ class ModelOnNodes:
         """
         keys, lost, n_pieces = keys_of(request), set[str](), 0
         while True:
-            async with self._replicas.use(self._model, lost, keys) as replica:
-                assert replica.node.line is not None
+            async with self._use(lost, keys) as replica:
+                line = replica.node.line
+                assert line is not None
                 try:
-                    async with aclosing(replica.node.line.complete(self._model, request)) as replies:
+                    async with aclosing(line.complete(self._model, request, self._leases.get(line, 0))) as replies:
                         async for reply in replies:
                             n_pieces += isinstance(reply, wire.Piece)
                             yield reply
@@ -90,15 +94,19 @@ class ModelOnNodes:
         """Whatever is answered in one piece may be asked of anybody, as often as need be."""
         lost = set[str]()
         while True:
-            async with self._replicas.use(self._model, lost, keys) as replica:
-                assert replica.node.line is not None
+            async with self._use(lost, keys) as replica:
+                line = replica.node.line
+                assert line is not None
                 try:
-                    return await replica.node.line.ask(path, message, kind, self._model)
+                    return await line.ask(path, message, kind, self._model, self._leases.get(line, 0))
                 except NodeLost as error:
                     self._give_up(replica, lost, error)
+
+    def _use(self, lost: set[str], keys: list[int] | None) -> AbstractAsyncContextManager[Replica]:
+        return self._replicas.use(self._model, self._leases, self._n_ctx, lost, keys)
 
     def _give_up(self, replica: Replica, lost: set[str], error: NodeLost) -> None:
         log.info("a request goes elsewhere: %s", error)
         lost.add(replica.node.name)
-        if not isinstance(error, NodeRetires):
+        if not isinstance(error, NodeDeclines):
             self._replicas.moved(replica.node.name)

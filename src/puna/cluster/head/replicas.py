@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from puna import wire
 from puna.cluster.head.line import Line
 from puna.cluster.messages import Held, ReplicaReport, Report
@@ -19,6 +21,8 @@ from puna.cluster.routing.router import Candidate
 
 _STAYING = ("loading", "ready")
 
+Leases = dict[Line, int]  # of one request: the number of its Hold on each line
+
 
 @dataclass(eq=False)
 class Replica:
@@ -27,7 +31,7 @@ class Replica:
     node: Node
     key: str
     reported: ReplicaReport | None = None
-    held: Held | None = None  # what the node said when it was last asked to load it
+    held: Held | None = None  # what the node said when it was last asked to load it; a report says more
     n_holds: int = 0
     n_sent: int = 0
     is_leaving: bool = False  # this head has asked for its end
@@ -90,6 +94,14 @@ class Replica:
         finally:
             self._ended.append(self._running.pop(number))
 
+    def loaded(self, held: Held) -> None:
+        """The node has loaded it, or has it with what was asked for: that is newer than its last report."""
+        self.held = held
+        if self.reported is not None:
+            self.reported = msgspec.structs.replace(
+                self.reported, state="ready", n_ctx=held.n_ctx, n_parallel=held.n_parallel, reply=held.reply
+            )
+
     def heard(self, report: ReplicaReport) -> None:
         self.reported = report
         self.keys.difference_update(unpack(report.removed))
@@ -106,7 +118,7 @@ class Node:
     line: Line | None = None
     report: Report | None = None
     replicas: dict[str, Replica] = field(default_factory=dict)  # by the models' keys
-    found: set[str] = field(default_factory=set)  # models whose files are there
+    found: set[str] = field(default_factory=set)  # files that are there, by digest or path
     has_left: bool = False  # the cluster has said so
 
     @property
@@ -144,6 +156,7 @@ class Node:
         """All that was known of it is void."""
         self.line = self.report = None
         self.replicas.clear()
+        self.found.clear()
 
 
 def _is_pinned(replica: Replica) -> bool:

@@ -15,17 +15,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from puna.cluster.head.description import described, key_of
 from puna.cluster.head.metrics import ClusterMetrics
 from puna.cluster.head.model import ModelOnNodes
 from puna.cluster.head.nodes import Nodes
-from puna.cluster.head.replicas import Node, Replica
+from puna.cluster.head.replicas import Leases, Node, Replica
 from puna.cluster.head.table import ReplicaTable
-from puna.cluster.messages import Model, Unload
+from puna.cluster.messages import File, Model, Unload
 from puna.cluster.routing.demand import Change, Demand, to_drain
 from puna.cluster.routing.memory import in_order
 from puna.cluster.routing.router import Candidate, choose
-from puna.errors import NodeLost, NotFound, OutOfMemory, Overloaded, PunaError
+from puna.errors import DiskFull, NodeLost, NotFound, OutOfMemory, Overloaded, PunaError
 from puna.llm.discovery import Machine
 from puna.llm.load import LoadRequirements
 from puna.server.placing.loaded import Loadable
@@ -34,6 +36,9 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # for a first node: Ray starts processes on machines that may just have been started themselves
 JUDGE_S = 1.0
+
+# With these a node says no to a model that another one may take.
+_NO = (OutOfMemory, Overloaded, DiskFull, NotFound)
 
 Route = Callable[[Sequence[Candidate]], Candidate]
 
@@ -76,21 +81,27 @@ class ClusterScheduler:
         """
         wanted = described(model, requirements, keep_alive, leaves_pinned=leaves_pinned)
         self.models.know(model, wanted)
-        async with self._held(wanted, set()) as replica:
-            yield Acquired(ModelOnNodes(self, wanted), replica.n_ctx or requirements.options.n_ctx)
+        leases: Leases = {}
+        async with self._held(wanted, leases, set()) as replica:
+            n_ctx = replica.n_ctx or requirements.options.n_ctx
+            yield Acquired(ModelOnNodes(self, wanted, leases, requirements.n_ctx_in(n_ctx)), n_ctx)
 
     @asynccontextmanager
-    async def use(self, model: Model, lost: set[str], keys: list[int] | None = None) -> AsyncGenerator[Replica, None]:
+    async def use(
+        self, model: Model, leases: Leases, n_ctx: int, lost: set[str], keys: list[int] | None = None
+    ) -> AsyncGenerator[Replica, None]:
         """As puna.cluster.head.model.Replicas has it."""
         async with AsyncExitStack() as stack:
-            usable = {r.node.name: r for r in self.models.of(model.key) if r.is_usable and r.node.name not in lost}
-            enough = {name: r for name, r in usable.items() if r.n_ctx >= model.requirements.options.n_ctx} or usable
+            reached = [r for r in self.models.of(model.key) if r.node.name not in lost]
+            held = {r.node.name: r for r in reached if r.node.line in leases}  # they stay, whatever is to become of them
+            usable = held if held and keys is None else held | {r.node.name: r for r in reached if r.is_usable}
+            enough = {name: r for name, r in usable.items() if r.n_ctx >= n_ctx} or usable
             if enough:
                 chosen = self._route([replica.candidate(keys or []) for replica in enough.values()])
                 log.debug("%s goes to %s, which holds %d of %d blocks", model.name, chosen.node, chosen.n_held, len(keys or []))
                 replica = enough[chosen.node]
             else:
-                replica = await stack.enter_async_context(self._held(model, lost))
+                replica = await stack.enter_async_context(self._held(model, leases, lost))
             if keys is not None:
                 stack.enter_context(replica.running(keys))
             yield replica
@@ -116,24 +127,26 @@ class ClusterScheduler:
     # Loading
 
     @asynccontextmanager
-    async def _held(self, model: Model, lost: set[str]) -> AsyncGenerator[Replica, None]:
+    async def _held(self, model: Model, leases: Leases, lost: set[str]) -> AsyncGenerator[Replica, None]:
         """A replica that stays: one that is there, else one that is loaded now, on the node where it fits best."""
-        too_small: dict[str, OutOfMemory] = {}
-        async with AsyncExitStack() as stack:
-            while True:
-                node = await self._node_for(model, lost, too_small)
-                try:
-                    replica = await self._enter(stack, node, model)
-                    break
-                except NodeLost as error:
-                    log.info("%s is loaded elsewhere: %s", model.name, error)
-                    lost.add(node.name)
-                except OutOfMemory as error:
-                    log.info("%s does not fit the node %s: %s", model.name, node.name, error)
-                    too_small[node.name] = error
+        refused: dict[str, PunaError] = {}
+        while True:
+            node = await self._node_for(model, lost, refused)
+            try:
+                async with AsyncExitStack() as attempt:
+                    replica = await self._enter(attempt, node, model, leases)
+                    kept = attempt.pop_all()
+                break
+            except NodeLost as error:
+                log.info("%s is loaded elsewhere: %s", model.name, error)
+                lost.add(node.name)
+            except _NO as error:
+                log.info("%s is not for the node %s: %s", model.name, node.name, error)
+                refused[node.name] = error
+        async with kept:
             yield replica
 
-    async def _enter(self, stack: AsyncExitStack, node: Node, model: Model) -> Replica:
+    async def _enter(self, stack: AsyncExitStack, node: Node, model: Model, leases: Leases) -> Replica:
         replica, line = node.replica(model.key), node.line
         if line is None:
             raise NodeLost(f"the node {node.name} was lost")
@@ -144,28 +157,43 @@ class ClusterScheduler:
             replica.n_holds -= 1
 
         stack.callback(released)
+        had_all = not self._to_find(node, model)
         await self._deliver(node, model)
-        replica.held = await stack.enter_async_context(line.hold(model))
-        if replica.held.reply and replica.held.reply.memory:
-            self._sizes[model.key] = replica.held.reply.memory.total
+        try:
+            lease = await stack.enter_async_context(line.hold(model))
+        except NotFound:
+            if not had_all:
+                raise
+            node.found.clear()  # somebody has removed what nothing there names
+            await self._deliver(node, model)
+            lease = await stack.enter_async_context(line.hold(model))
+        leases[line] = lease.number
+        stack.callback(leases.pop, line, None)
+        replica.loaded(lease.held)
+        if lease.held.reply and lease.held.reply.memory:
+            self._sizes[model.key] = lease.held.reply.memory.total
         return replica
 
-    async def _node_for(self, model: Model, lost: set[str], too_small: dict[str, OutOfMemory]) -> Node:
-        """Errors: Overloaded when the server is shutting down; NodeLost; OutOfMemory."""
+    async def _node_for(self, model: Model, lost: set[str], refused: dict[str, PunaError]) -> Node:
+        """Errors: Overloaded when the server is shutting down; NodeLost; what the first node said that has refused."""
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
             if self._is_closed:
                 raise Overloaded("the server is shutting down")
             usable = {node.name: node for node in self.nodes.usable() if node.name not in lost}
             loading = [r for r in self.models.of(model.key) if r.node.name in usable and r.is_there]
-            loading = [r for r in loading if r.node.name not in too_small]
+            loading = [r for r in loading if r.node.name not in refused]
             if loading:
                 return min(loading, key=lambda r: (r.n_busy / r.n_parallel, -r.n_holds, r.node.name)).node
-            candidates = [node for name, node in usable.items() if name not in too_small]
+            candidates = [node for name, node in usable.items() if name not in refused]
             if candidates:
-                return self.nodes[in_order([node.room(model.key) for node in candidates], self._size(model))[0]]
-            if too_small:
-                raise next(iter(too_small.values()))
+                try:
+                    return self.nodes[in_order([node.room(model.key) for node in candidates], self._size(model))[0]]
+                except OutOfMemory:
+                    if not refused:
+                        raise
+            if refused:
+                raise next(iter(refused.values()))
             left = deadline - asyncio.get_running_loop().time()
             if lost or left <= 0:
                 raise NodeLost("no node of the cluster that could answer this can be reached")
@@ -176,11 +204,12 @@ class ClusterScheduler:
 
         Errors: NotFound for a file that only its path would find; NodeLost; what the node raises.
         """
-        if model.key in node.found or node.line is None:
+        if not self._to_find(node, model) or node.line is None:
             return
         async with self._locks.setdefault((node.name, model.key), asyncio.Lock()):
-            for number in await node.line.ask("/find", model.files, list[int]):
-                file = model.files[number]
+            files = self._to_find(node, model)
+            for number in await node.line.ask("/find", files, list[int]) if files else ():
+                file = files[number]
                 if not file.digest:
                     raise NotFound(
                         f"{file.path} is not on the node {node.name}: share the folder, or make a model of it (puna create), "
@@ -188,7 +217,10 @@ class ClusterScheduler:
                     )
                 log.info("the node %s is sent %s, %.1f MB", node.name, file.digest, file.n_bytes / 1e6)
                 await node.line.deliver(Path(file.path), file.digest, file.n_bytes)
-            node.found.add(model.key)
+            node.found.update(file.key for file in files)
+
+    def _to_find(self, node: Node, model: Model) -> list[File]:
+        return [file for file in model.files if file.key not in node.found]
 
     def _size(self, model: Model) -> int:
         return self._sizes.get(model.key) or sum(file.n_bytes for file in model.files)
@@ -226,7 +258,7 @@ class ClusterScheduler:
         self.queue.add(model.key)
         try:
             async with AsyncExitStack() as stack:
-                await self._enter(stack, node, model)
+                await self._enter(stack, node, msgspec.structs.replace(model, keep_alive=None), {})  # others are to find it
         except PunaError as error:
             log.warning("%s could not be loaded on the node %s: %s", model.name, node.name, error)
         finally:

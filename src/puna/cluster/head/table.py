@@ -29,7 +29,6 @@ class Probe:
     """How a replica is. Its node tells that unasked, but for what takes long to tell."""
 
     replica: Replica
-    known: Known | None
 
     async def health(self) -> wire.Health:
         health = self.replica.reported.health if self.replica.reported else None
@@ -39,9 +38,9 @@ class Probe:
 
     async def occupancy(self) -> wire.Occupancy:
         line = self.replica.node.line
-        if line is None or self.known is None:
+        if line is None:
             raise NodeLost(f"the node {self.replica.node.name} cannot be asked")
-        return await line.ask("/occupancy", {}, wire.Occupancy, self.known.model)
+        return await line.ask("/occupancy", self.replica.key, wire.Occupancy)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class ReplicaTable:
             yield from (replica for replica in node.replicas.values() if replica.reported or replica.n_holds)
 
     def shown(self) -> list[ShownReplica]:
-        return [ShownReplica(replica, self._loadable(replica), self._probe(replica)) for replica in self.replicas()]
+        return [ShownReplica(replica, self._loadable(replica), Probe(replica)) for replica in self.replicas()]
 
     def running(self) -> list[Running]:
         """The one that stays longest first."""
@@ -120,12 +119,10 @@ class ReplicaTable:
     def n_waiting(self) -> int:
         return sum(max(0, replica.n_busy - replica.n_parallel) for replica in self.replicas())
 
-    def _probe(self, replica: Replica) -> Probe:
-        return Probe(replica, self._known.get(replica.key))
-
     def _loadable(self, replica: Replica) -> Loadable:
         known = self._known.get(replica.key)
         if known is not None:
             return known.loadable
-        name = replica.reported.name if replica.reported else replica.key  # another head has asked for it
-        return StoredModel(name=name, full_name=name, digest="", n_bytes=0, modified_at=0.0, weights_path=None)
+        reported = replica.reported  # another head has asked for it
+        name, digest = (reported.name, reported.digest) if reported else (replica.key, "")
+        return StoredModel(name=name, full_name=name, digest=digest, n_bytes=0, modified_at=0.0, weights_path=None)

@@ -17,6 +17,8 @@ from puna.errors import BadRequest, NotFound
 from puna.llm.load import LoadRequirements
 from puna.store.disk.blobs import CHUNK_BYTES, Blobs
 
+STALL_S = 60.0  # without a byte of a file: the head's machine is gone
+
 
 def find(blobs: Blobs, file: File) -> Path | None:
     """By digest in the node's own folder, else by its path: there it is the same file if it has the same length.
@@ -69,14 +71,18 @@ def _with_paths(requirements: LoadRequirements, paths: Mapping[str, Path]) -> Lo
 async def receive(blobs: Blobs, digest: str, n_bytes: int, reader: asyncio.StreamReader) -> None:
     """Make a blob of the bytes that come.
 
-    Errors: BadRequest when they are not what the digest says, or too few; DiskFull; StoreError.
+    Errors: BadRequest when they are not what the digest says, too few, or no longer come; DiskFull; StoreError.
     """
     blobs.path(digest)
     writer = await asyncio.to_thread(blobs.writer, n_bytes)
     with writer:
         left = n_bytes
         while left:
-            data = await reader.read(min(CHUNK_BYTES, left))
+            try:
+                async with asyncio.timeout(STALL_S):
+                    data = await reader.read(min(CHUNK_BYTES, left))
+            except TimeoutError:
+                data = b""
             if not data:
                 raise BadRequest(f"{left} bytes of {digest} have not come")
             left -= len(data)

@@ -79,6 +79,17 @@ class Node:
         async with acquired as loaded:
             yield self.replicas.of(loaded, model)
 
+    @asynccontextmanager
+    async def join(self, model: Model) -> AsyncGenerator[Replica | None, None]:
+        """For one who has a place elsewhere: the model if it is loaded as that one wants it, without waiting; else None.
+
+        Errors: NotFound when its files are not here.
+        """
+        path, requirements = await asyncio.to_thread(located, self.store.blobs, model)
+        joined = self.scheduler.join(path, self._here(requirements), model.keep_alive, leaves_pinned=model.leaves_pinned)
+        with joined as loaded:
+            yield self.replicas.of(loaded, model) if loaded else None
+
     def unload(self, key: str) -> None:
         for path in self.replicas.paths_of(key):
             self.scheduler.unload(path)

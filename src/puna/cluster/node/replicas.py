@@ -13,7 +13,7 @@ from puna import wire
 from puna.cluster.messages import Model, ReplicaReport
 from puna.cluster.routing.book import PrefixBook
 from puna.cluster.routing.keys import keys_of, pack
-from puna.errors import PunaError
+from puna.errors import NotFound, PunaError
 from puna.server.placing.loaded import Loaded
 from puna.server.placing.table import LoadedModels
 
@@ -80,6 +80,17 @@ class Replicas:
     def paths_of(self, key: str) -> list[Path]:
         return [path for path, model in self._known.items() if model.key == key]
 
+    async def occupancy(self, key: str) -> wire.Occupancy:
+        """Nothing is loaded or kept for that.
+
+        Errors: NotFound; what the runner reports.
+        """
+        for path in self.paths_of(key):
+            loaded = self._models.get(path)
+            if loaded is not None and loaded.process is not None:
+                return await loaded.process.occupancy()
+        raise NotFound(f"{key} is not loaded")
+
     async def look(self) -> None:
         """Bring up to date what is told of all."""
         for path, replica in list(self._all.items()):
@@ -101,6 +112,7 @@ class Replicas:
         return ReplicaReport(
             key=model.key,
             name=model.name,
+            digest=model.digest,
             state=loaded.state.value,
             n_others=replica.n_running.total() - replica.n_running[line] if replica else 0,
             n_parallel=loaded.options.n_parallel,

@@ -10,8 +10,9 @@ import asyncio
 import hmac
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from puna import __version__, wire
@@ -28,6 +29,7 @@ from puna.cluster.messages import (
     Held,
     Hold,
     Message,
+    Model,
     Opened,
     Report,
     Retire,
@@ -44,10 +46,12 @@ from puna.cluster.node.files import missing, receive
 from puna.cluster.node.node import Node
 from puna.cluster.node.replicas import Replica
 from puna.errors import BadRequest, Overloaded, PunaError
+from puna.store.disk.blobs import CHUNK_BYTES
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 0.25
+_MAX_BEHIND = 1 << 16  # bytes for one head that wait to be read
 _GREETING_TIMEOUT_S = 10.0
 
 
@@ -117,7 +121,10 @@ class Service:
             writer.write(frame(Answer(id=0, body=b"")))
         except PunaError as error:
             writer.write(frame(refusal(0, error)))
-        await writer.drain()
+            await writer.drain()
+            async with asyncio.timeout(_GREETING_TIMEOUT_S):
+                while await reader.read(CHUNK_BYTES):
+                    pass  # what is on its way would have the system take the answer back
 
     async def _serve_line(self, line: _Line) -> None:
         line.write(Opened(node=self.name, version=self.version))
@@ -141,8 +148,9 @@ class Service:
         while True:
             await self.node.replicas.look()
             for line in list(self._lines):
-                with suppress(OSError):
-                    line.write(self._report_for(line))
+                if not line.is_behind:
+                    with suppress(OSError):
+                        line.write(self._report_for(line))
             self._check_idle()
             await asyncio.sleep(REPORT_S)
 
@@ -168,13 +176,22 @@ class _Line:
         self._node = service.node
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._credits: dict[int, _Credit] = {}
+        self._held: dict[int, Replica] = {}  # by the numbers of the Holds
         self.told: dict[Path, set[int]] = {}
 
     @property
     def is_busy(self) -> bool:
         return bool(self._tasks)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the head reads nothing of what it was sent. It hears later, and then what has changed until then."""
+        return self._writer.transport.get_write_buffer_size() > _MAX_BEHIND
+
     def write(self, message: Message) -> None:
+        """Errors: ConnectionResetError."""
+        if self._writer.is_closing():
+            raise ConnectionResetError("the line is closed")
         self._writer.write(frame(message))
 
     async def send(self, message: Message) -> None:
@@ -198,12 +215,12 @@ class _Line:
     def _heed(self, command: messages.Command) -> None:
         match command:
             case Ask():
-                self._begin(command.id, self._ask(command))
+                self._begin(command.id, partial(self._ask, command))
             case Hold():
-                self._begin(command.id, self._hold(command))
+                self._begin(command.id, partial(self._hold, command))
             case Complete():
                 self._credits[command.id] = _Credit()
-                self._begin(command.id, self._complete(command))
+                self._begin(command.id, partial(self._complete, command))
             case Cancel():
                 if (task := self._tasks.get(command.id)) is not None:
                     task.cancel()
@@ -215,10 +232,10 @@ class _Line:
             case Retire():
                 self._service.retire()
 
-    def _begin(self, number: int, work: Awaitable[None]) -> None:
+    def _begin(self, number: int, work: Callable[[], Awaitable[None]]) -> None:
         async def to_its_end() -> None:
             try:
-                await work
+                await work()
             except PunaError as error:
                 await self.send(refusal(number, error))
 
@@ -237,7 +254,7 @@ class _Line:
 
     async def _refuse_if_retiring(self, number: int) -> bool:
         if self._service.is_retiring:
-            await self.send(refusal(number, Overloaded("the node takes no more requests"), is_retiring=True))
+            await self.send(refusal(number, Overloaded("the node takes no more requests"), is_declined=True))
         return self._service.is_retiring
 
     async def _ask(self, ask: Ask) -> None:
@@ -245,14 +262,18 @@ class _Line:
             found = await asyncio.to_thread(missing, self._node.store.blobs, decode(list[File], ask.body))
             await self.send(Answer(id=ask.id, body=encode(found)))
             return
+        if ask.path == "/occupancy":
+            occupancy = await self._node.replicas.occupancy(decode(str, ask.body))
+            await self.send(Answer(id=ask.id, body=encode(occupancy)))
+            return
         if ask.model is None or ask.path not in _OF_RUNNERS:
             raise BadRequest(f"there is no {ask.path}")
-        if await self._refuse_if_retiring(ask.id):
-            return
-        async with self._node.place(ask.model) as replica, AsyncExitStack() as stack:
-            if ask.path in _WORK:
-                stack.enter_context(replica.running(self.number))
-            await self.send(Answer(id=ask.id, body=encode(await _OF_RUNNERS[ask.path](replica, ask.body))))
+        async with self._place(ask.hold, ask.model) as replica:
+            if replica is None:
+                await self._decline(ask.id, ask.model)
+                return
+            with replica.running(self.number) if ask.path in _WORK else nullcontext():
+                await self.send(Answer(id=ask.id, body=encode(await _OF_RUNNERS[ask.path](replica, ask.body))))
 
     async def _hold(self, hold: Hold) -> None:
         if await self._refuse_if_retiring(hold.id):
@@ -260,14 +281,33 @@ class _Line:
         async with self._node.place(hold.model) as replica:
             loaded = replica.loaded
             held = Held(n_ctx=loaded.n_ctx, n_parallel=loaded.options.n_parallel, reply=loaded.reply)
-            await self.send(Answer(id=hold.id, body=encode(held)))
-            await asyncio.get_running_loop().create_future()
+            self._held[hold.id] = replica
+            try:
+                await self.send(Answer(id=hold.id, body=encode(held)))
+                await asyncio.get_running_loop().create_future()
+            finally:
+                del self._held[hold.id]
+
+    @asynccontextmanager
+    async def _place(self, hold: int, model: Model) -> AsyncGenerator[Replica | None, None]:
+        """What a request is computed by that is held here, or elsewhere; None where it is to ask there. Nobody waits."""
+        if (held := self._held.get(hold)) is not None:
+            yield held
+        elif self._service.is_retiring:
+            yield None
+        else:
+            async with self._node.join(model) as replica:
+                yield replica
+
+    async def _decline(self, number: int, model: Model) -> None:
+        await self.send(refusal(number, Overloaded(f"{model.name} is not loaded there any more"), is_declined=True))
 
     async def _complete(self, command: Complete) -> None:
-        if await self._refuse_if_retiring(command.id):
-            return
         request, credit, text = command.request, self._credits[command.id], []
-        async with self._node.place(command.model) as replica:
+        async with self._place(command.hold, command.model) as replica:
+            if replica is None:
+                await self._decline(command.id, command.model)
+                return
             with replica.running(self.number):
                 async with aclosing(replica.loaded.runner.complete(request)) as replies:
                     async for reply in replies:
@@ -315,10 +355,6 @@ async def _embedding(replica: Replica, body: bytes) -> wire.EmbeddingReply:
     return await replica.loaded.runner.embed(decode(wire.EmbeddingRequest, body))
 
 
-async def _occupancy(replica: Replica, _: bytes) -> wire.Occupancy:
-    return await replica.loaded.runner.occupancy()
-
-
 _WORK = ("/embedding",)  # what counts as a request
 
 _OF_RUNNERS: dict[str, Callable[[Replica, bytes], Awaitable[wire.Message]]] = {
@@ -326,5 +362,4 @@ _OF_RUNNERS: dict[str, Callable[[Replica, bytes], Awaitable[wire.Message]]] = {
     "/detokenize": _detokenize,
     "/images": _images,
     "/embedding": _embedding,
-    "/occupancy": _occupancy,
 }

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 30.0
+_TELL_S = 2.0  # for those who wait for the node to hear why there is none
 
 
 class NodeActor:
@@ -49,9 +50,11 @@ class NodeActor:
         self._ending = asyncio.Event()
         try:
             self._port.set_result(await self._service.open(self._host))
-        except BaseException as error:
+        except Exception as error:
+            log.exception("the node cannot be opened")
             self._port.set_exception(error)
-            raise
+            await asyncio.sleep(_TELL_S)
+            os._exit(1)  # who asks for this node again starts it anew
         await self._ending.wait()
         try:
             await asyncio.wait_for(self._service.close(), _CLOSE_TIMEOUT_S)

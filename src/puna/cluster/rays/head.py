@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,7 +20,7 @@ from puna.cluster.routing.router import ROUTES
 from puna.server.app import create_app
 from puna.server.http.access import check_exposure
 from puna.server.process.log import log_to_stderr
-from puna.settings import Settings, load
+from puna.settings import Address, Settings, load
 from puna.store.sources.elsewhere import Elsewhere
 from puna.store.store import Store
 
@@ -49,11 +50,21 @@ def serve(settings: Settings) -> None:
 
 def head_app() -> Starlette:
     """The server's application, for a process that Ray Serve has started."""
-    settings = load()
+    proxy = _proxy()
+    settings = replace(load(), host=proxy)
     log_to_stderr(settings)
-    check_exposure(settings)
+    check_exposure(settings, f"Ray Serve's proxy, which listens on {proxy.host},")
     store = Store(settings.models, keep_unused=settings.no_prune, elsewhere=Elsewhere.of(settings))
     return create_app(settings, store, cluster_scheduler(settings))
+
+
+def _proxy() -> Address:
+    """Where Ray listens for clients in our place: OLLAMA_HOST says nothing of that."""
+    from ray.serve import context
+
+    client: Any = context._get_global_client()
+    options = client.http_config
+    return Address(host=options.host or "127.0.0.1", port=options.port)  # without a host nobody listens
 
 
 def application() -> Any:

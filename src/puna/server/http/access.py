@@ -45,13 +45,16 @@ class Key:
     scopes: frozenset[KeyScope]
 
 
-def check_exposure(settings: Settings) -> None:
-    """Errors: PunaError when other machines could use the server without a key."""
+def check_exposure(settings: Settings, listener: str = "") -> None:
+    """*listener*: what listens in the server's place, as an error calls it.
+
+    Errors: PunaError when other machines could use the server without a key.
+    """
     if settings.host.is_loopback or settings.allow_no_keys or read_keys(settings):
         return
     raise PunaError(
-        f"OLLAMA_HOST={settings.host.host} would let other machines use this server without a key. Set PUNA_API_KEYS to "
-        "one or more keys, separated by commas, or PUNA_API_KEYS_FILE to a file with a key in each line; or set "
+        f"{listener or f'OLLAMA_HOST={settings.host.host}'} would let other machines use this server without a key. Set "
+        "PUNA_API_KEYS to one or more keys, separated by commas, or PUNA_API_KEYS_FILE to a file with a key in each line; or set "
         "PUNA_ALLOW_NO_KEYS=1 if everyone who can reach it may use it."
     )
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +77,25 @@ class Scheduler:
             if loaded.task.cancelled():
                 raise LoadError("the model was unloaded before it was ready")
             loaded.task.result()
+            yield loaded
+        finally:
+            self._leave(loaded)
+
+    @contextmanager
+    def join(
+        self, model_path: Path, requirements: LoadRequirements, keep_alive: float | None = None, *, leaves_pinned: bool = False
+    ) -> Iterator[Loaded | None]:
+        """Use a model that is loaded and serves those requirements, without waiting, even one that drains; else None.
+
+        For requests that have their place elsewhere: a queue was theirs already.
+        """
+        loaded = self.models.get(model_path)
+        is_here = loaded is not None and loaded.state in (State.READY, State.DRAINING) and loaded.runner.is_alive
+        if loaded is None or not is_here or not self._serves(loaded, requirements):
+            yield None
+            return
+        self._use(loaded, None if leaves_pinned and loaded.is_pinned else keep_alive)
+        try:
             yield loaded
         finally:
             self._leave(loaded)
@@ -179,17 +198,17 @@ class Scheduler:
         """Join *waiter* to a model that serves it; else make way for loading that model anew."""
         if loaded.state is State.READY and not loaded.runner.is_alive:
             self._lifecycle.close(loaded)
-        requirements = waiter.requirements
-        is_served = requirements.is_served_by(loaded.options) and requirements.is_placed_by(
-            loaded.requirements, len(self.machine.gpus or [])
-        )
-        if loaded.state in (State.LOADING, State.READY) and is_served:
+        if loaded.state in (State.LOADING, State.READY) and self._serves(loaded, waiter.requirements):
             self._hand_out(waiter, loaded)
             return True
         if loaded.state is State.READY:
             log.info("loading %s anew: the request needs other options", loaded.model.model_path.name)
             self._drain(loaded)
         return False
+
+    def _serves(self, loaded: Loaded, requirements: LoadRequirements) -> bool:
+        is_placed = requirements.is_placed_by(loaded.requirements, len(self.machine.gpus or []))
+        return is_placed and requirements.is_served_by(loaded.options)
 
     def _start_load(self, waiter: Waiter) -> None:
         keep_alive = self.settings.keep_alive if waiter.keep_alive is None else waiter.keep_alive
@@ -198,12 +217,15 @@ class Scheduler:
         self._hand_out(waiter, loaded)
 
     def _hand_out(self, waiter: Waiter, loaded: Loaded) -> None:
+        self._use(loaded, waiter.keep_alive)
+        self.queue.serve(waiter, loaded)
+
+    def _use(self, loaded: Loaded, keep_alive: float | None) -> None:
         loaded.n_users += 1
         loaded.stop_timer()
-        if waiter.keep_alive is not None:
-            loaded.keep_alive = waiter.keep_alive
-            loaded.is_pinned = waiter.keep_alive == FOREVER
-        self.queue.serve(waiter, loaded)
+        if keep_alive is not None:
+            loaded.keep_alive = keep_alive
+            loaded.is_pinned = keep_alive == FOREVER
 
     def _drain(self, loaded: Loaded) -> None:
         loaded.state = State.DRAINING

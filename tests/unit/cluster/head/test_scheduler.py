@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,14 @@ from puna.cluster.head.description import described
 from puna.cluster.head.scheduler import ClusterScheduler
 from puna.cluster.messages import WINDOW
 from puna.cluster.routing.demand import Demand
+from puna.cluster.routing.keys import keys_of
 from puna.cluster.routing.router import in_turn
-from puna.errors import LoadError, NodeLost, OutOfMemory, RunnerDied
+from puna.errors import LoadError, NodeLost, NotFound, OutOfMemory, Overloaded, RunnerDied
+from puna.llm.load import LoadRequirements
+from puna.server.metrics import FILE_LABEL, Labels
+from puna.server.placing.loaded import State
+from puna.settings import FOREVER
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fleet import Scripted, Told, ask, fleet, requirements, until
 from tests.unit.llm.scripted import events, requests_to, wait_for_event
 
@@ -316,5 +324,156 @@ def test_loads_of_another_head_count_and_ones_own_count_at_once(tmp_path: Path) 
             assert other.nodes["a"].replicas[key].n_busy == 2
             assert all(told.error is None for told in await asyncio.gather(*requests))
             await until(lambda: head.nodes["a"].replicas[key].n_busy == other.nodes["a"].replicas[key].n_busy == 0)
+
+    asyncio.run(play())
+
+
+def test_who_has_its_place_is_answered_while_another_model_waits_for_that(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", max_loaded_models=1) as machines, machines.head() as head:
+            first, second = machines.script("first"), machines.script("second")
+            async with head.acquire(first, requirements()) as acquired:
+                other = asyncio.create_task(ask(head, second))
+                await until(lambda: State.DRAINING in {shown.state for shown in head.models.shown()})
+                request = wire.CompletionRequest(prompt="why")
+                async with asyncio.timeout(PATIENCE_S):
+                    assert isinstance([reply async for reply in acquired.runner.complete(request)][-1], wire.Done)
+                    assert await acquired.runner.tokenize("why")
+            assert (await other).text == "Hello world"
+
+    asyncio.run(play())
+
+
+def test_a_request_counts_once_among_those_that_may_wait(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", max_queue=4) as machines, machines.head() as head:
+            model, options = machines.script(n_pieces=20, piece_delay_s=0.02), requirements(n_parallel=1)
+            first = asyncio.create_task(ask(head, model, options=options))
+            await wait_for_event(tmp_path / "model", "complete")
+            found = [await first, *await asyncio.gather(*(ask(head, model, options=options) for _ in range(5)))]
+            assert [told.error for told in found] == [None] * 6
+            errors = [told.error for told in await asyncio.gather(*(ask(head, model, options=options) for _ in range(9)))]
+            assert [type(error) for error in errors if error] == [Overloaded] * 4
+
+    asyncio.run(play())
+
+
+def test_a_node_whose_places_are_taken_is_passed_over(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path) as machines:
+            await machines.add("a", limit=100000, max_loaded_models=1)
+            await machines.add("b", limit=50000, max_loaded_models=1)
+            async with machines.head() as head:
+                for name, node in (("first", "a"), ("second", "b")):
+                    async with head.acquire(machines.script(name), requirements(), FOREVER):
+                        pass
+                    await until(partial(is_full, head, node))
+                told = await ask(head, machines.script("third"))
+                assert isinstance(told.error, Overloaded)
+                assert "places are taken" in str(told.error)
+
+    asyncio.run(play())
+
+
+def is_full(head: ClusterScheduler, node: str) -> bool:
+    return any(replica.reported and replica.reported.is_pinned for replica in head.nodes[node].replicas.values())
+
+
+def test_a_node_that_has_refused_a_model_is_not_taken_for_one_that_has_it(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script()
+            machines.script(node="a", out_of_memory=True)
+            async with head.acquire(model, requirements()):
+                await until(lambda: [replica.node.name for replica in head.models.replicas()] == ["b"])
+                assert not head.nodes["a"].replica(str(model.model_path)).is_there
+
+    asyncio.run(play())
+
+
+def test_a_model_that_was_loaded_anew_has_its_new_context_at_once(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head() as head:
+            model = machines.script()
+            assert (await ask(head, model)).error is None
+            await until(lambda: [running.n_ctx for running in head.models.running()] == [128])
+            async with head.acquire(model, LoadRequirements(wire.LoadOptions(n_ctx=512))) as acquired:
+                assert acquired.n_ctx == 512
+
+    asyncio.run(play())
+
+
+def test_a_request_goes_where_its_context_is(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script()
+            machines.script(node="a", pieces=["from a"], cache_cells=100000)
+            machines.script(node="b", pieces=["from b"], cache_cells=100000)
+            await everywhere(head, model)
+            wide = LoadRequirements(wire.LoadOptions(n_ctx=512))
+            prompt = "a long conversation " * 40
+            async with head.acquire(model, wide) as acquired:
+                (wider,) = [replica for replica in head.models.replicas() if replica.n_ctx == 512]
+                (narrow,) = [replica for replica in head.models.replicas() if replica.n_ctx == 128]
+                narrow.keys.update(keys_of(wire.CompletionRequest(prompt=prompt)))  # it would be the better one but for that
+                replies = [reply async for reply in acquired.runner.complete(wire.CompletionRequest(prompt=prompt))]
+                assert replies[0] == wire.Piece(content=f"from {wider.node.name}")
+
+    asyncio.run(play())
+
+
+def test_who_looks_on_keeps_no_model(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head() as head, machines.head() as other:
+            model = machines.script()
+            assert (await ask(head, model)).error is None
+            (loaded,) = machines.machines_["a"].service.node.loaded()
+            await until(lambda: loaded.n_users == 0)
+            begun, expires = len(requests_to(tmp_path / "model", "complete")), loaded.idle_until
+            for one in (head, other):
+                await until(one.models.shown)
+                (shown,) = one.models.shown()
+                assert isinstance(await shown.process.occupancy(), wire.Occupancy)
+            assert loaded.idle_until == expires
+            assert len(requests_to(tmp_path / "model", "complete")) == begun
+            head.unload(model.model_path)
+            await until(lambda: not machines.machines_["a"].service.node.loaded())
+            with pytest.raises(NotFound, match="is not loaded"):
+                await shown.process.occupancy()
+
+    asyncio.run(play())
+
+
+def knows_two(head: ClusterScheduler) -> bool:
+    return len([replica for replica in head.models.replicas() if replica.reported and replica.reported.state == "ready"]) == 2
+
+
+def test_what_another_head_has_asked_for_has_its_name_in_the_numbers_and_a_file_has_none(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines, machines.head() as head, machines.head() as other:
+            named = replace(machines.script("named"), digest="0123")
+            for model in (named, machines.script("secret")):
+                assert (await ask(other, model)).error is None
+            for one in (head, other):
+                await until(partial(knows_two, one))
+                (collector,) = one.collectors
+                samples = [sample for family in collector.collect() for sample in family.samples]
+                assert {sample.labels["model"] for sample in samples if "model" in sample.labels} == {"named", FILE_LABEL}
+            assert {Labels().of(model) for model, _ in head.models.runners()} == {"named", FILE_LABEL}
+
+    asyncio.run(play())
+
+
+def test_another_replica_stays_whatever_the_last_request_wanted_for_its_own(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            model = machines.script()
+            async with head.acquire(model, requirements(), 0.0):
+                known = head.models.known(str(model.model_path))
+                assert known is not None
+                await head._start_another(known.model)
+                (loaded,) = machines.machines_["b"].service.node.loaded()
+                await until(lambda: loaded.n_users == 0)
+                assert loaded.state is State.READY
 
     asyncio.run(play())

@@ -1,16 +1,34 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
+import socket
+import struct
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from puna.cluster.head.line import Line
-from puna.cluster.messages import MAX_GREETING_BYTES, Deliver, File, Open, decode_reply, frame, read_frame
-from puna.cluster.node import files
-from puna.errors import BadRequest, NodeLost, NotFound
-from tests.unit.cluster.fleet import KEY, Scripted, ask, fleet, until
+from puna.cluster.messages import (
+    MAX_GREETING_BYTES,
+    Answer,
+    Ask,
+    Cancel,
+    Deliver,
+    File,
+    Open,
+    Report,
+    decode_reply,
+    encode,
+    frame,
+    read_frame,
+)
+from puna.cluster.node import files, service
+from puna.errors import BadRequest, DiskFull, NodeLost, NotFound
+from tests.patience import PATIENCE_S
+from tests.unit.cluster.fleet import KEY, Scripted, ask, fleet, requirements, until
 from tests.unit.llm.scripted import write_script
 
 
@@ -55,6 +73,41 @@ def test_a_file_that_a_node_lacks_is_sent_there_once(tmp_path: Path, monkeypatch
             told = await ask(head, machines.script("plain"))
             assert isinstance(told.error, NotFound)
             assert "puna create" in str(told.error)
+
+    asyncio.run(play())
+
+
+def test_a_file_is_sent_whatever_else_of_its_model_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "is_same", lambda *_: False)
+
+    async def play() -> None:
+        script = write_script(tmp_path, "script", pieces=["sent"]).read_bytes()
+        async with fleet(tmp_path, "a") as machines, machines.head() as head:
+            model, adapter = blob(tmp_path, script), blob(tmp_path, b"an adapter")
+            assert (await ask(head, model)).error is None
+            told = await ask(head, model, options=requirements(adapters=[str(adapter.model_path)]))
+            assert (told.text, told.error) == ("sent", None)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("comes_back", [False, True], ids=["removed", "node begins anew"])
+def test_a_file_that_a_node_has_lost_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool) -> None:
+    monkeypatch.setattr(files, "is_same", lambda *_: False)
+
+    async def play() -> None:
+        script = write_script(tmp_path, "script", pieces=["sent"]).read_bytes()
+        async with fleet(tmp_path, "a") as machines, machines.head() as head:
+            model = blob(tmp_path, script)
+            assert (await ask(head, model)).error is None
+            blobs = machines.machines_["a"].service.node.store.blobs
+            if comes_back:
+                await machines.machines_["a"].service.close()
+            blobs.path(model.model_path.name).unlink()
+            if comes_back:
+                await machines.add("a")
+            told = await ask(head, model)
+            assert (told.text, told.error) == ("sent", None)
 
     asyncio.run(play())
 
@@ -112,3 +165,144 @@ def test_a_node_without_any_head_ends_after_a_while(tmp_path: Path) -> None:
             await until(machine.is_idle.is_set)
 
     asyncio.run(play())
+
+
+def test_a_delivery_ends_with_the_line_to_its_node(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            line = await Line.connect("127.0.0.1", machines.machines_["a"].port, KEY, "x", lambda _: None)
+            kept: list[asyncio.StreamWriter] = []
+            async with await asyncio.start_server(lambda _, writer: kept.append(writer), "127.0.0.1", 0) as silent:
+                line._address = ("127.0.0.1", silent.sockets[0].getsockname()[1], KEY)
+                delivery = asyncio.create_task(line.deliver(blob(tmp_path, b"x").model_path, "sha256:" + "0" * 64, 1))
+                await asyncio.sleep(0.1)
+                line.lose("it has no power")
+                with pytest.raises(NodeLost, match="no power"):
+                    await asyncio.wait_for(delivery, PATIENCE_S)
+                for writer in kept:
+                    writer.close()
+            await line.close()
+
+    asyncio.run(play())
+
+
+def test_a_delivery_that_is_refused_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise DiskFull("the disk is full", 7)
+
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            line = await Line.connect("127.0.0.1", machines.machines_["a"].port, KEY, "x", lambda _: None)
+            monkeypatch.setattr(machines.machines_["a"].service.node.store.blobs, "writer", full)
+            long = blob(tmp_path, b"x" * (64 << 20)).model_path
+            with pytest.raises(DiskFull, match="the disk is full"):
+                await line.deliver(long, "sha256:" + "0" * 64, 64 << 20)
+            await line.close()
+
+    asyncio.run(play())
+
+
+def test_a_delivery_that_no_longer_comes_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "STALL_S", 0.1)
+
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            reader, writer = await asyncio.open_connection("127.0.0.1", machines.machines_["a"].port)
+            writer.write(frame(Deliver(key=KEY, digest="sha256:" + "0" * 64, n_bytes=9)) + b"some")
+            async with asyncio.timeout(PATIENCE_S):
+                assert "5 bytes of" in str(decode_reply(await read_frame(reader)))
+            writer.close()
+            assert list(machines.machines_["a"].service.node.store.blobs.folder.iterdir()) == []
+
+    asyncio.run(play())
+
+
+def test_what_is_sent_on_a_line_that_has_just_closed_is_lost_with_its_node(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            line = await Line.connect("127.0.0.1", machines.machines_["a"].port, KEY, "x", lambda _: None)
+            line._writer.transport.abort()
+            with pytest.raises(NodeLost):
+                line.send(Cancel(id=1))
+            await asyncio.sleep(0)
+            with pytest.raises(NodeLost):
+                line.send(Cancel(id=1))
+            await line.close()
+
+    uvloop.run(play())
+
+
+def test_a_head_that_has_gone_while_its_requests_end_stops_no_reports(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            node, heard = machines.machines_["a"].service, 0
+
+            def hear(_: Report) -> None:
+                nonlocal heard
+                heard += 1
+
+            line = await Line.connect("127.0.0.1", machines.machines_["a"].port, KEY, "x", lambda _: None)
+            other = await Line.connect("127.0.0.1", machines.machines_["a"].port, KEY, "y", hear)
+            await until(lambda: len(node._lines) == 2)
+            first = min(node._lines, key=lambda found: found.number)
+            ending = asyncio.Event()
+
+            async def takes_long() -> None:
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    await ending.wait()
+
+            first._tasks[77] = asyncio.create_task(takes_long())
+            await asyncio.sleep(0)
+            sock = line._writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a process that was killed
+            line._writer.transport.abort()
+            await until(first._writer.is_closing)
+            n_heard = heard
+            await until(lambda: heard > n_heard + 1)
+            ending.set()
+            await line.close()
+            await other.close()
+
+    uvloop.run(play())
+
+
+def test_a_head_that_reads_nothing_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "REPORT_S", 0.0)
+
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            lines = machines.machines_["a"].service._lines
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", machines.machines_["a"].port))
+                sock.sendall(frame(Open(key=KEY, head="x", version="1")))
+                await until(lambda: lines)
+                (line,) = lines
+                transport = line._writer.transport
+                sizes: list[int] = []
+                while len(sizes) < 20 or len(set(sizes[-20:])) > 1 or not sizes[-1]:  # until no more is added
+                    await asyncio.sleep(0.01)
+                    sizes.append(transport.get_write_buffer_size())
+                    assert sizes[-1] < 1 << 18
+
+    asyncio.run(play())
+
+
+def test_what_is_cancelled_before_it_began_is_nothing(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            reader, writer = await asyncio.open_connection("127.0.0.1", machines.machines_["a"].port)
+            writer.write(frame(Open(key=KEY, head="x", version="1")))
+            await read_frame(reader)
+            writer.write(frame(Ask(id=1, path="/find", body=encode([]))) + frame(Cancel(id=1)))
+            writer.write(frame(Ask(id=2, path="/find", body=encode([]))))
+            answers: list[Answer] = []
+            while not answers:
+                answers = [reply for reply in [decode_reply(await read_frame(reader))] if isinstance(reply, Answer)]
+            assert [answer.id for answer in answers] == [2]
+            writer.close()
+
+    asyncio.run(play())
+    gc.collect()  # who was never begun complains when it goes
