@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -298,6 +300,30 @@ def test_without_the_library_ggml_multiplies_and_the_log_says_so(
         assert "cannot be opened" in caplog.text
     finally:
         library.kernels.cache_clear()
+
+
+def test_what_the_log_says_of_it_keeps_nothing_of_who_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever keeps records of the log would keep the error's frames with them, and in those the model that is being loaded."""
+
+    class Model:
+        pass
+
+    def loaded() -> weakref.ref[Model]:
+        model = Model()
+        assert library.wanted(True) is None
+        return weakref.ref(model)
+
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "missing.so")
+    library.kernels.cache_clear()
+    try:
+        model = loaded()
+    finally:
+        library.kernels.cache_clear()
+    gc.collect()
+    assert len(caplog.records) == 1
+    assert model() is None
 
 
 def test_the_setting_decides(monkeypatch: pytest.MonkeyPatch) -> None:
