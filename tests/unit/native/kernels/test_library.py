@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import gc
 import hashlib
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -284,53 +281,6 @@ def test_where_there_are_dot_products_nothing_is_measured(monkeypatch: pytest.Mo
 def test_the_fastest_is_the_one_that_takes_the_shortest_time(kernels: Kernels) -> None:
     with closing(race.Product(kernels)) as product:
         assert race.fastest(["portable", AVAILABLE[0]], kernels.use, product) == AVAILABLE[0]
-
-
-def test_without_the_library_ggml_multiplies_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "missing.so")
-    library.kernels.cache_clear()
-    try:
-        assert library.wanted(True) is None
-        assert "were not compiled" in caplog.text
-        (tmp_path / "missing.so").write_text("not a library")
-        caplog.clear()
-        assert library.wanted(True) is None
-        assert "cannot be opened" in caplog.text
-    finally:
-        library.kernels.cache_clear()
-
-
-def test_what_the_log_says_of_it_keeps_nothing_of_who_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whoever keeps records of the log would keep the error's frames with them, and in those the model that is being loaded."""
-
-    class Model:
-        pass
-
-    def loaded() -> weakref.ref[Model]:
-        model = Model()
-        assert library.wanted(True) is None
-        return weakref.ref(model)
-
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "missing.so")
-    library.kernels.cache_clear()
-    try:
-        model = loaded()
-    finally:
-        library.kernels.cache_clear()
-    gc.collect()
-    assert len(caplog.records) == 1
-    assert model() is None
-
-
-def test_the_setting_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PUNA_KERNELS", "0")
-    assert library.wanted() is None
-    monkeypatch.setenv("PUNA_KERNELS", "1")
-    assert isinstance(library.wanted(), Kernels)
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
