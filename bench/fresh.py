@@ -20,6 +20,8 @@ from pathlib import Path
 from bench.facts import facts
 
 ROOT = Path(__file__).resolve().parent.parent
+# By whom and through whom this machine reaches others, and whose certificates it believes, as pip, npm and their libraries ask.
+_NETWORK = re.compile(r"(PIP|SSL|NPM_CONFIG)_.*|NODE_EXTRA_CA_CERTS|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 _TOOLS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|c89|c99|cpp|clang|clang\+\+|cmake|ninja|ld|as)([-.0-9].*)?")
 HOME = "home/newcomer"
 
@@ -27,6 +29,10 @@ HOME = "home/newcomer"
 def build_tools() -> list[Path]:
     folders = {Path(folder).resolve() for folder in os.environ["PATH"].split(os.pathsep) if folder}
     return [file for folder in sorted(folders) if folder.is_dir() for file in folder.iterdir() if _TOOLS.fullmatch(file.name)]
+
+
+def network_settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if _NETWORK.fullmatch(name)}
 
 
 def script(place: Path, target: str, *, keeps_compiler: bool, library: Path | None) -> str:
@@ -40,7 +46,7 @@ def script(place: Path, target: str, *, keeps_compiler: bool, library: Path | No
         "cd puna",
         f"echo compilers: $(command -v gcc g++ cc c++ clang cmake || echo none); exec make -s {target}",
     ]
-    kept = " ".join(f"{name}={shlex.quote(value)}" for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_")))
+    kept = shlex.join(f"{name}={value}" for name, value in network_settings().items())
     lines = [
         "set -e",
         f"mount -t tmpfs tmpfs {place}",

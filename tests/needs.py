@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import pytest
 
-from puna.native.kernels import build
+from puna.native.kernels import build, library
 from puna.native.providers import Provider, compiled, installed
 from puna.web import libraries
 
@@ -48,8 +48,13 @@ def arm() -> None:
 
 def kernels() -> None:
     """Puna's own products."""
-    if not build.LIBRARY.exists():
+    if not library.is_compiled():
         missing("Puna's own products were not compiled: there was no C++ compiler")
+
+
+def instruction_sets() -> list[str]:
+    """Of Puna's own products, as parameters of tests; where those were not compiled, one whose test has to ask `kernels`."""
+    return library.kernels().available() if library.is_compiled() else ["own"]
 
 
 def compiled_library() -> Provider:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.ml.turning import hadamard
-from puna.native.kernels.library import ATTENTION, kernels
+from puna.native.kernels.library import ATTENTION, Kernels, kernels
+from tests import needs
 from tests.attended import Case, Data, Rows, prepared
 from tests.packed import error
 from tests.tiny import write_llama
@@ -43,30 +45,41 @@ QUANTISED = {
 EXACT = 5e-3  # queries are rounded to half precision
 QUANTISED_QUERIES = 2e-2
 
+# By Puna's own kernel, with each instruction set.
+INSTRUCTIONS = needs.instruction_sets()
 
-KERNELS = kernels()
+
+@pytest.fixture(scope="module")
+def own() -> Kernels:
+    needs.kernels()
+    return kernels()
 
 
-@pytest.fixture(params=["fused", "stepwise", *KERNELS.available()])
+@contextmanager
+def using(own: Kernels, instructions: str) -> Iterator[None]:
+    before = own.instructions
+    own.use(instructions)
+    try:
+        yield
+    finally:
+        own.use(before)
+
+
+@pytest.fixture(params=["fused", "stepwise", *INSTRUCTIONS])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def opened(folder: Path, way: str) -> GGMLBackend:
-    """By ggml, or by Puna's own kernel with an instruction set."""
-    own = KERNELS if way in KERNELS.available() else None
-    return GGMLBackend(write_llama(folder / "model.gguf"), n_threads=2, flash_attention=way != "stepwise", kernels=own)
-
-
 @pytest.fixture
-def backend(tmp_path: Path, way: str) -> Iterator[GGMLBackend]:
-    before = KERNELS.instructions
-    if way in KERNELS.available():
-        KERNELS.use(way)
-    backend = opened(tmp_path, way)
-    yield backend
-    backend.close()
-    KERNELS.use(before)
+def backend(tmp_path: Path, way: str, request: pytest.FixtureRequest) -> Iterator[GGMLBackend]:
+    path = write_llama(tmp_path / "model.gguf")
+    if way not in INSTRUCTIONS:
+        with closing(GGMLBackend(path, n_threads=2, flash_attention=way == "fused")) as backend:
+            yield backend
+        return
+    own = request.getfixturevalue("own")
+    with using(own, way), closing(GGMLBackend(path, n_threads=2, kernels=own)) as backend:
+        yield backend
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -100,7 +113,7 @@ def test_a_turn_is_a_product_with_its_matrix_and_its_own_inverse(backend: GGMLBa
     assert error(back, values.transpose(1, 0, 2).astype(np.float64)) < 1e-6
 
 
-@pytest.mark.parametrize("way", ["fused", *KERNELS.available()], indirect=True)
+@pytest.mark.parametrize("way", ["fused", *INSTRUCTIONS], indirect=True)
 @pytest.mark.parametrize("name", QUANTISED)
 def test_of_quantised_keys_and_values(backend: GGMLBackend, name: str) -> None:
     data = Data(QUANTISED[name])
@@ -109,15 +122,15 @@ def test_of_quantised_keys_and_values(backend: GGMLBackend, name: str) -> None:
         assert error(result(), data.expected()) < QUANTISED_QUERIES
 
 
-def test_what_the_self_test_found_broken_is_left_to_ggml(tmp_path: Path) -> None:
+def test_what_the_self_test_found_broken_is_left_to_ggml(tmp_path: Path, own: Kernels) -> None:
     found = []
     data = Data(CASES["a list of ranges"])
-    for own, broken in ((None, ""), (KERNELS, "f16"), (KERNELS, "q8_0")):
+    for used, broken in ((None, ""), (own, "f16"), (own, "q8_0")):
 
         def allows(place: str, kind: str, broken: str = broken) -> bool:
             return (place, kind) != (ATTENTION, broken)
 
-        backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=1, kernels=own, allows=allows)
+        backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=1, kernels=used, allows=allows)
         with prepared(backend, data) as (run, result):
             run()
             found.append(result())
@@ -127,9 +140,9 @@ def test_what_the_self_test_found_broken_is_left_to_ggml(tmp_path: Path) -> None
     assert not np.array_equal(own_s, of_ggml)
 
 
-def test_many_ranges_are_several_nodes(tmp_path: Path) -> None:
+def test_many_ranges_are_several_nodes(tmp_path: Path, own: Kernels) -> None:
     case = Case(tuple(Rows(1 + i % 2, 256, begin=256 * i) for i in range(9)))
-    backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=2, kernels=KERNELS)
+    backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=2, kernels=own)
     data = Data(case)
     with prepared(backend, data) as (run, result):
         for _ in range(3):
@@ -149,39 +162,34 @@ IN_COMPANY = (
 HEADS = {"a few heads": (6, 2, 64), "one head of keys": (9, 1, 96), "wide heads": (4, 4, 160)}
 
 
-def mixtures(tmp_path: Path, data: Data, n_threads: int) -> Any:
-    backend = GGMLBackend(write_llama(tmp_path / "model.gguf"), n_threads=n_threads, kernels=KERNELS)
-    try:
-        with prepared(backend, data) as (run, result):
-            run()
-            mixed: np.ndarray[Any, Any] = result()
-            return mixed
-    finally:
-        backend.close()
+def mixtures(own: Kernels, folder: Path, data: Data, n_threads: int) -> Any:
+    path = write_llama(folder / "model.gguf")
+    with closing(GGMLBackend(path, n_threads=n_threads, kernels=own)) as backend, prepared(backend, data) as (run, result):
+        run()
+        mixed: np.ndarray[Any, Any] = result()
+        return mixed
 
 
-@pytest.mark.parametrize("way", KERNELS.available())
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.Q8_0, DType.Q4_0])
-def test_a_row_s_mixture_does_not_depend_on_its_company(tmp_path: Path, way: str, dtype: DType, heads: str) -> None:
+def test_a_row_s_mixture_does_not_depend_on_its_company(
+    own: Kernels, tmp_path: Path, instructions: str, dtype: DType, heads: str
+) -> None:
     """Nor on the number of threads: bit by bit."""
     n_heads, n_kv_heads, head_dim = HEADS[heads]
     how: dict[str, Any] = {"softcap": 3.0} if heads == "wide heads" else {"max_bias": 8.0} if heads == "one head of keys" else {}
     data = Data(Case(IN_COMPANY, head_dim, n_heads, n_kv_heads, dtype=dtype, has_sinks=heads == "a few heads", **how))
-    before = KERNELS.instructions
-    KERNELS.use(way)
-    try:
-        together = mixtures(tmp_path, data, 1)
+    with using(own, instructions):
+        together = mixtures(own, tmp_path, data, 1)
         assert error(together, data.expected()) < 1e-4
         for n_threads in (2, 5):
-            assert np.array_equal(mixtures(tmp_path, data, n_threads), together), n_threads
+            assert np.array_equal(mixtures(own, tmp_path, data, n_threads), together), n_threads
         for index, r in enumerate(IN_COMPANY):
             for begin, end in {(0, r.n_rows), (0, 1), (r.n_rows - 1, r.n_rows), (r.n_rows // 3, r.n_rows // 2 + 1)}:
                 rows, alone = data.rows_alone(index, r.n_sequences - 1, begin, end)
                 n_threads = 1 + begin % 3
-                assert np.array_equal(mixtures(tmp_path, alone, n_threads), together[rows]), (index, begin, end, n_threads)
-    finally:
-        KERNELS.use(before)
+                assert np.array_equal(mixtures(own, tmp_path, alone, n_threads), together[rows]), (index, begin, end, n_threads)
 
 
 @settings(max_examples=40, deadline=None)
@@ -205,11 +213,12 @@ def test_a_row_s_mixture_does_not_depend_on_its_company(tmp_path: Path, way: str
     softcap=st.sampled_from([0.0, 5.0]),
     max_bias=st.sampled_from([0.0, 8.0]),
     has_sinks=st.booleans(),
-    instructions=st.sampled_from(KERNELS.available()),
+    instructions=st.sampled_from(INSTRUCTIONS),
     n_threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
 def test_every_shape_is_exact(
+    own: Kernels,
     tmp_path_factory: pytest.TempPathFactory,
     ranges: list[Rows],
     heads: tuple[int, int],
@@ -225,13 +234,6 @@ def test_every_shape_is_exact(
     if dtype is not DType.F16:
         head_dim = max(32, head_dim // 32 * 32)
     case = Case(tuple(ranges), head_dim, *heads, dtype=dtype, softcap=softcap, max_bias=max_bias, has_sinks=has_sinks, seed=seed)
-    before, data = KERNELS.instructions, Data(case)
-    KERNELS.use(instructions)
-    backend = GGMLBackend(write_llama(tmp_path_factory.mktemp("m") / "model.gguf"), n_threads=n_threads, kernels=KERNELS)
-    try:
-        with prepared(backend, data) as (run, result):
-            run()
-            assert error(result(), data.expected()) < 1e-4
-    finally:
-        backend.close()
-        KERNELS.use(before)
+    data = Data(case)
+    with using(own, instructions):
+        assert error(mixtures(own, tmp_path_factory.mktemp("m"), data, n_threads), data.expected()) < 1e-4

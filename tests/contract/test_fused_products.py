@@ -20,10 +20,13 @@ from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType, Gate
 from puna.native import products
 from puna.native.kernels.library import Kernels, kernels
+from tests import needs
 from tests.lora import write_lora
 from tests.packed import ALL_TYPES, error
 from tests.puna_engine import PunaEngine
 from tests.tiny import write_llama
+
+needs.kernels()
 
 Floats = NDArray[np.float32]
 # A value that differs in its last bit may round to another of 255 steps; all else is the same.

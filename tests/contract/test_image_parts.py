@@ -26,6 +26,10 @@ from tests.vision.table import FAMILIES
 # Products of few rows sum in another order.
 WORST = 1e-4
 
+# Attention of fewer rows than this sums in half precision, layer after layer: a last bit that differs before it turns roundings.
+FEW = 64
+WORST_OF_FEW = 2e-3  # few roundings of 2**-11
+
 Files = tuple[Path, Path]  # of the text model, and of what sees
 
 
@@ -104,6 +108,11 @@ def test_parts_give_what_the_whole_gives(opened: Opened) -> None:
         assert (states[0] == whole(opened, piece)).all()
 
 
+def is_same(found: Floats, expected: Floats, piece: Piece) -> bool:
+    assert piece.divided is not None
+    return difference(found, expected) <= (WORST_OF_FEW if piece.divided.n < FEW else WORST)
+
+
 def advance(course: Course, most: int) -> int:
     """So many rows, or as few as stay together; how many."""
     stage = course.stage
@@ -116,11 +125,10 @@ def advance(course: Course, most: int) -> int:
 @pytest.mark.parametrize("most", [1, 150, 1 << 20])
 def test_rows_of_a_layer_give_what_the_whole_gives(most: int, opened: Opened) -> None:
     for piece in pieces(opened):
-        assert piece.divided is not None
         course = Course(opened.encoder, piece)
         while course.rows is None:
             advance(course, most)
-        assert difference(course.rows, whole(opened, piece)) <= WORST
+        assert is_same(course.rows, whole(opened, piece), piece)
 
 
 def test_images_of_other_sizes_one_after_another(opened: Opened) -> None:
@@ -143,7 +151,7 @@ def test_a_layer_in_parts_between_whole_ones(opened: Opened) -> None:
                 before = course.layer
                 advance(course, 48)
                 n += course.layer > before
-        assert difference(course.rows, whole(opened, piece)) <= WORST
+        assert is_same(course.rows, whole(opened, piece), piece)
 
 
 def test_a_part_may_be_aborted(opened: Opened) -> None:

@@ -27,6 +27,7 @@ from puna.server.placing.scheduler import Scheduler
 from puna.settings import Settings
 from puna.store.disk.blobs import Blobs
 from puna.store.store import Store
+from tests import needs
 from tests.tiny import write_llama
 
 LIMIT = 1 << 30
@@ -68,6 +69,7 @@ def kept(root: Path) -> list[Path]:
 @contextmanager
 def loaded(path: Path, limit: int = LIMIT, **options: Any) -> Iterator[list[Any]]:
     """What two matrices make of an input; on the way out all is written that is to be."""
+    needs.kernels()
     backend = GGMLBackend(path, n_threads=1, kernels=kernels(), packed_cache_bytes=limit, **options)
     try:
         weights = [backend.tensor(name, Use.MATRIX) for name in NAMES]
@@ -221,6 +223,7 @@ def test_a_full_disk_or_a_folder_that_cannot_be_written_is_no_error(tmp_path: Pa
 
 
 def test_closing_ends_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs.kernels()
     blob = add(tmp_path)
     monkeypatch.setattr(packed_cache, "_CHUNK_BYTES", 64)
     backend = GGMLBackend(blob, n_threads=1, kernels=kernels(), packed_cache_bytes=LIMIT)

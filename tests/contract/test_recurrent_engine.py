@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from tests.patience import PATIENCE_S
 
 STORY = "once upon a time there was a little girl who liked to read books and she said that the sea is blue " * 6
 
+# None with experts: between two that are equally good a router turns with the last bit, which depends on how steps are cut where
+# the products are ggml's, and the token then gets another row of logits.
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "lfm2": write_lfm2,
     "mamba2": write_mamba2,
-    "qwen3next": write_qwen3next,
+    "qwen35": partial(write_qwen3next, architecture="qwen35", n_experts=0),
 }
 
 

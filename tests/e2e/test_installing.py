@@ -17,6 +17,7 @@ from puna import __version__
 from puna.native.kernels import build as kernels
 from puna.store.store import Store
 from puna.web import files, libraries
+from tests import needs
 from tests.conftest import STARTER
 
 ROOT = Path(setup.__file__).resolve().parent.parent
@@ -61,6 +62,7 @@ def wheel(distributions: Path) -> Path:
 
 
 def test_one_wheel_for_every_python_of_a_platform(wheel: Path) -> None:
+    needs.cxx_compiler()
     name, version, python, abi, platform = wheel.name.removesuffix(".whl").split("-")
     assert (name, version, python, abi) == ("puna", __version__, "py3", "none")
     assert platform != "any"

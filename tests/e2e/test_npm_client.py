@@ -21,6 +21,7 @@ import pytest
 
 from puna.store.recipe import Recipe
 from puna.store.store import Store
+from puna.web import libraries
 from tests.e2e.test_first_light import serving
 from tests.patience import PATIENCE_S
 from tests.tiny import write_bert, write_llama
@@ -41,8 +42,9 @@ def client() -> Path:
         folder.mkdir(parents=True)
         for name in FILES:
             shutil.copy(HERE / name, folder)
-        command = [str(BIN / "npm"), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-        done = subprocess.run(command, cwd=folder, env=with_node(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        command = [str(BIN / "npm"), "ci", *libraries.OPTIONS]
+        limit_s = libraries.TIMEOUT_S
+        done = subprocess.run(command, cwd=folder, env=with_node(), capture_output=True, text=True, timeout=limit_s)
         assert done.returncode == 0, done.stderr
         (folder / "installed").touch()
     return folder / "node_modules" / "ollama" / "dist" / "index.mjs"

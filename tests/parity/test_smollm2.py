@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from puna.store.store import Store
 from puna.tokenizer.tokenizer import Tokenizer
+from tests import needs
 from tests.exact import exact_copy
 from tests.oracle import Oracle, side_by_side
 from tests.packed import error
@@ -73,6 +74,7 @@ def test_greedy_text_is_libllama_s(with_ggml: PunaEngine, oracle: Oracle, tokeni
 
 @pytest.fixture(scope="module")
 def with_own(path: Path) -> Iterator[PunaEngine]:
+    needs.kernels()
     with PunaEngine(path, n_ctx=1024, use_kernels=True) as puna:
         assert puna.backend.instructions, "none of the model's matrices is packed"
         yield puna
@@ -97,6 +99,7 @@ def test_own_products_choose_libllama_s_tokens(with_own: PunaEngine, oracle: Ora
 
 
 def test_own_products_are_as_close_to_exact_arithmetic(path: Path, tokenizer: Tokenizer, oracle: Oracle, tmp_path: Path) -> None:
+    needs.kernels()
     ids = tokenizer.encode("".join(QUESTIONS))[:96]
     step = (ids, range(len(ids)), [0] * len(ids), range(len(ids)))
 

@@ -27,8 +27,12 @@ TAKEN: Mapping[str, str] = {
     "highlight.js": "@highlightjs/cdn-assets/es/highlight.min.js",
     "highlight-license.txt": "@highlightjs/cdn-assets/LICENSE",
 }
-OPTIONS = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")  # nothing of theirs runs here
-TIMEOUT_S = 300
+OPTIONS = (
+    *("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"),  # nothing of theirs runs here
+    # Somebody waits for this. npm by itself tries for more than a minute where it is refused, and for many where nobody answers.
+    *("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=1000", "--fetch-timeout=30000"),
+)
+TIMEOUT_S = 120
 
 
 class FetchError(Exception):

@@ -90,7 +90,10 @@ def test_what_is_installed_needs_no_compiler_and_only_what_runs(
     )
     monkeypatch.setattr(setup, "pip", lambda *arguments: [sys.executable, "-S", str(script), *arguments])
     monkeypatch.setattr(setup, "make_venv", lambda: None)
+    monkeypatch.setattr(setup, "WEB", elsewhere)
+    (elsewhere / "libraries.py").write_text("import pathlib; pathlib.Path(__file__).with_name('fetched').touch()\n")
     setup.install({"dev": is_dev, "compiler": False})
+    assert (elsewhere / "fetched").exists() is is_dev
     _, install = [call.split() for call in (elsewhere / "calls").read_text().splitlines()]
     assert install[install.index("--editable") :] == ["--editable", ".", *asked]
     assert json.loads(setup.STAMP.read_text()) == {"dev": is_dev, "compiler": False}

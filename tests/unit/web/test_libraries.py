@@ -6,11 +6,16 @@ import json
 import re
 import shutil
 import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from puna.web import libraries
+from tests import needs
 
 # In place of npm: leaves the files that are asked for, or fails as it does.
 NPM = """#!{python}
@@ -70,6 +75,38 @@ def test_what_npm_says_is_said_and_nothing_is_kept(programs: Path, tmp_path: Pat
     assert not list(libraries.cache_folder().iterdir())
     put_npm(programs)
     libraries.fetch(tmp_path / "some")
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often npm asked a registry for what, which has an excuse each time."""
+    asked: Counter[str] = Counter()
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked[self.path] += 1
+            self.send_error(503)
+
+        def log_message(self, *_given: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield asked
+        server.shutdown()
+
+
+def test_a_registry_that_refuses_is_asked_once_more_and_not_waited_for(
+    refusals: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs.node()
+    monkeypatch.setenv("NPM_CONFIG_CACHE", str(tmp_path / "npm"))
+    with pytest.raises(libraries.FetchError, match="503"):
+        libraries.fetch(tmp_path / "none", tmp_path / "cache")
+    assert refusals
+    assert max(refusals.values()) == 2
 
 
 def test_versions_are_exact_and_digests_known_and_no_address_is_written_down() -> None:

@@ -193,7 +193,8 @@ def wanted(use: bool | None = None) -> Kernels | None:
     try:
         return kernels()
     except NativeLibraryError as error:
-        log.warning("ggml multiplies all matrices: %s", error)
+        # As text: a record that is kept somewhere would keep the frames of the error, and with them the model that is loaded.
+        log.warning("ggml multiplies all matrices: %s", str(error))
         return None
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from puna.native.kernels import build
-from tests.unit.native.kernels.test_library import AVAILABLE
+from puna.native.kernels.library import kernels
+from tests import needs
 
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O1")
 
 
 def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs.cxx_compiler()
     calls: list[Path] = []
 
     def compile_library(target: Path, command: list[str], options: tuple[str, ...] = ()) -> None:
@@ -31,7 +33,7 @@ def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pyte
 
 
 def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = build.compiler()
+    command = needs.cxx_compiler()
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     (tmp_path / "nodes.cpp").write_text("int a;")
     first = build.key(command, ())
@@ -46,6 +48,7 @@ def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_the_compiler_s_words_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = needs.cxx_compiler()
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     for name in (
         "instructions.cpp",
@@ -57,7 +60,7 @@ def test_the_compiler_s_words_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path
     ):
         (tmp_path / name).write_text("#error of the test\n")
     with pytest.raises(build.BuildError, match="of the test"):
-        build.compile_library(tmp_path / "library.so", build.compiler())
+        build.compile_library(tmp_path / "library.so", compiler)
     assert not (tmp_path / "library.so").exists()
 
 
@@ -74,13 +77,17 @@ def test_every_instruction_set_is_compiled() -> None:
     assert list(build.instruction_sets("x86_64")) == sets
     assert list(build.instruction_sets("aarch64")) == ["portable", "neon", "neon_dot", "neon_i8mm"]
     assert list(build.instruction_sets("riscv64")) == ["portable"]
-    assert {*AVAILABLE} <= {*build.instruction_sets()}
+
+
+def test_this_processor_s_are_among_them() -> None:
+    needs.kernels()
+    assert {*kernels().available()} <= {*build.instruction_sets()}
 
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("sanitized") / "libsanitized.so"
-    build.compile_library(library, build.compiler(), (*build.OPTIONS, *SANITIZED))
+    build.compile_library(library, needs.cxx_compiler(), (*build.OPTIONS, *SANITIZED))
     return library
 
 
@@ -91,7 +98,7 @@ def test_the_sanitizers_find_nothing(sanitized: Path, tmp_path: Path, name: str)
     program = tmp_path / name
     source = Path(__file__).with_name(f"{name}.cpp")
     command = [
-        *build.compiler(),
+        *needs.cxx_compiler(),
         *build.OPTIONS,
         *SANITIZED,
         "-pthread",
@@ -110,10 +117,11 @@ def test_the_sanitizers_find_nothing(sanitized: Path, tmp_path: Path, name: str)
 def test_every_piece_of_work_is_done_once(tmp_path: Path) -> None:
     program, source = tmp_path / "every_piece", Path(__file__).with_name("every_piece.cpp")
     options = ("-std=c++17", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{build.FOLDER}")
-    subprocess.run([*build.compiler(), *options, str(source), "-o", str(program)], check=True, capture_output=True, timeout=600)
+    subprocess.run([*needs.cxx_compiler(), *options, str(source), "-o", str(program)], check=True, timeout=600)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_library_needs_nothing_of_python() -> None:
+    needs.kernels()
     assert not hasattr(ctypes.CDLL(str(build.LIBRARY)), "PyInit_kernels")

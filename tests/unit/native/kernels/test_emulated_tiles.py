@@ -31,7 +31,7 @@ LEAST = "avx512_bf16"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiles")
+    compiler, folder = needs.cxx_compiler(), tmp_path_factory.mktemp("tiles")
     emulated = f'-DPUNA_EMULATED_TILES="{HERE / "emulated_tiles.h"}"'
     sets = [(name, (*build.instruction_sets()[name], emulated)) for name in ("portable", "avx512_vnni", LEAST, "amx")]
     units = [(name, build.FOLDER / "instructions.cpp", (f"-DPUNA_INSTRUCTIONS={name}", *options)) for name, options in sets]
@@ -41,13 +41,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def compiled(unit: tuple[str, Path, tuple[str, ...]]) -> str:
         name, source, own = unit
-        command = [*build.compiler(), *OPTIONS, *own, "-c", str(source), "-o", str(folder / f"{name}.o")]
+        command = [*compiler, *OPTIONS, *own, "-c", str(source), "-o", str(folder / f"{name}.o")]
         subprocess.run(command, check=True, timeout=600)
         return command[-1]
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, units))
-    subprocess.run([*build.compiler(), *OPTIONS, *objects, "-o", str(folder / "every_tile")], check=True, timeout=600)
+    subprocess.run([*compiler, *OPTIONS, *objects, "-o", str(folder / "every_tile")], check=True, timeout=600)
     return folder / "every_tile"
 
 

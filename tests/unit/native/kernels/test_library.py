@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -282,29 +281,6 @@ def test_where_there_are_dot_products_nothing_is_measured(monkeypatch: pytest.Mo
 def test_the_fastest_is_the_one_that_takes_the_shortest_time(kernels: Kernels) -> None:
     with closing(race.Product(kernels)) as product:
         assert race.fastest(["portable", AVAILABLE[0]], kernels.use, product) == AVAILABLE[0]
-
-
-def test_without_the_library_ggml_multiplies_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "missing.so")
-    library.kernels.cache_clear()
-    try:
-        assert library.wanted(True) is None
-        assert "were not compiled" in caplog.text
-        (tmp_path / "missing.so").write_text("not a library")
-        caplog.clear()
-        assert library.wanted(True) is None
-        assert "cannot be opened" in caplog.text
-    finally:
-        library.kernels.cache_clear()
-
-
-def test_the_setting_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PUNA_KERNELS", "0")
-    assert library.wanted() is None
-    monkeypatch.setenv("PUNA_KERNELS", "1")
-    assert isinstance(library.wanted(), Kernels)
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
