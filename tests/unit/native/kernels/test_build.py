@@ -30,6 +30,47 @@ def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pyte
     assert len(calls) == 2
 
 
+def writes(target: Path, _command: list[str], _options: tuple[str, ...] = ()) -> None:
+    """In the place of a compiler."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("compiled")
+
+
+@pytest.mark.parametrize("lack", ["no folder", "no home"])
+def test_where_nothing_can_be_kept_the_library_is_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(build, "compile_library", writes)
+    if lack == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", homeless)
+        assert build.build(tmp_path / "library.so").read_text() == "compiled"
+    else:
+        assert build.build(tmp_path / "library.so", tmp_path / "file").read_text() == "compiled"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "library.so"]
+
+
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_target_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(build, "compile_library", writes)
+    with pytest.raises(build.BuildError, match="file"):
+        build.build(tmp_path / "file" / "library.so", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kept", ["", "compi", "compilation"])
+def test_what_is_kept_and_damaged_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+    """A power failure may leave a name without what was written under it."""
+    monkeypatch.setattr(build, "compile_library", writes)
+    build.build(tmp_path / "library.so", tmp_path / "cache")
+    next((tmp_path / "cache").glob(f"*/{build.LIBRARY.name}")).write_text(kept)
+    assert build.build(tmp_path / "library.so", tmp_path / "cache").read_text() == "compiled"
+
+
 def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = build.compiler()
     monkeypatch.setattr(build, "FOLDER", tmp_path)
