@@ -110,6 +110,18 @@ def test_the_compiler_of_the_environment_comes_first(tmp_path: Path) -> None:
     assert build.compiler({"CXX": "no-such-compiler"}) == build.compiler({})
 
 
+def test_no_function_is_one_that_clang_lacks(tmp_path: Path) -> None:
+    """It is one of the compilers that are looked for, and the only one of some systems."""
+    includes = "".join(f'#include "{name}.h"\n' for name in ("turning", "between", "attention_kernel"))
+    source = tmp_path / "vectors.cpp"
+    source.write_text(includes)
+    options = ("-std=c++17", "-fsyntax-only", "-D__builtin_shuffle=of_gcc_alone", f"-I{build.FOLDER}")
+    done = subprocess.run(
+        [*build.compiler(), *options, str(source)], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_instruction_set_is_compiled() -> None:
     sets = ["portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
     assert list(build.instruction_sets("x86_64")) == sets
