@@ -90,14 +90,16 @@ def compile_library(
     Errors: BuildError.
     """
     with tempfile.TemporaryDirectory(prefix="puna-kernels-") as scratch:
+        sets = understood(command, instruction_sets(machine), Path(scratch))
+        best_first = "".join(f"&{name}_instructions," for name in reversed([*sets]))
         units = [
             (f"{source}-{name}.o", f"{source}.cpp", (f"-DPUNA_INSTRUCTIONS={name}", *own))
-            for source, sets in PER_INSTRUCTIONS.items()
-            for name, own in instruction_sets(machine).items()
-            if name in sets
+            for source, of_source in PER_INSTRUCTIONS.items()
+            for name, own in sets.items()
+            if name in of_source
         ]
         others = (path.name for path in sources() if path.suffix == ".cpp" and path.stem not in PER_INSTRUCTIONS)
-        units += [(f"{name}.o", name, ()) for name in others]
+        units += [(f"{name}.o", name, (f"-DPUNA_KNOWN={best_first}",)) for name in others]
 
         def compiled(unit: tuple[str, str, tuple[str, ...]]) -> str:
             output, source, own = unit
@@ -110,6 +112,24 @@ def compile_library(
         linked = os.path.join(scratch, target.name)
         _run([*command, *options, "-shared", *objects, "-o", linked])
         _put(Path(linked), target)
+
+
+def understood(command: list[str], sets: Mapping[str, tuple[str, ...]], scratch: Path) -> dict[str, tuple[str, ...]]:
+    """Of several instruction sets those that the compiler knows: older ones lack the newest.
+
+    Errors: BuildError where it knows none.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    nothing = scratch / "nothing.cpp"
+    nothing.write_text("")
+    for name, own in sets.items():
+        try:
+            _run([*command, *own, "-c", str(nothing), "-o", str(nothing.with_suffix(".o"))])
+            found[name] = own
+        except BuildError:
+            if name in PORTABLE:
+                raise
+    return found
 
 
 def _put(source: Path, target: Path) -> None:

@@ -13,14 +13,7 @@ const Instructions* chosen = &portable_instructions;
 
 namespace {
 
-constexpr const Instructions* known[] = {
-#if defined(__x86_64__)
-    &amx_instructions, &avx512_bf16_instructions, &avx512_vnni_instructions, &avx512_instructions, &avx_vnni_instructions, &avx2_instructions,
-#elif defined(__aarch64__)
-    &neon_i8mm_instructions, &neon_dot_instructions, &neon_instructions,
-#endif
-    &portable_instructions,
-};
+constexpr const Instructions* known[] = {PUNA_KNOWN};  // what the compiler knew, the best first
 
 // Of two instruction sets: products of weights and activations that are rounded to bytes by *fast*, and what has other bits with
 // another set by *settled*.

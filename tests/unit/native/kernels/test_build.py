@@ -11,6 +11,16 @@ from tests.unit.native.kernels.test_library import AVAILABLE
 
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O1")
 
+# Options for a processor are compared, and left out, so that any processor's compiler does.
+OLDER = """#!/bin/sh
+for one in "$@"; do
+  case $one in UNKNOWN) echo "unrecognized option $one" >&2; exit 1;; esac
+  shift
+  case $one in -m*) ;; *) set -- "$@" "$one";; esac
+done
+exec COMPILER "$@"
+"""
+
 
 def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Path] = []
@@ -116,9 +126,7 @@ def test_no_function_is_one_that_clang_lacks(tmp_path: Path) -> None:
     source = tmp_path / "vectors.cpp"
     source.write_text(includes)
     options = ("-std=c++17", "-fsyntax-only", "-D__builtin_shuffle=of_gcc_alone", f"-I{build.FOLDER}")
-    done = subprocess.run(
-        [*build.compiler(), *options, str(source)], capture_output=True, text=True, check=False, timeout=600
-    )
+    done = subprocess.run([*build.compiler(), *options, str(source)], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
@@ -128,6 +136,34 @@ def test_every_instruction_set_is_compiled() -> None:
     assert list(build.instruction_sets("aarch64")) == ["portable", "neon", "neon_dot", "neon_i8mm"]
     assert list(build.instruction_sets("riscv64")) == ["portable"]
     assert {*AVAILABLE} <= {*build.instruction_sets()}
+
+
+@pytest.mark.parametrize(
+    ("unknown", "known"),
+    [
+        ("-mavxvnni|-mamx-tile", "avx512_bf16 avx512_vnni avx512 avx2 portable"),  # such as GCC 10
+        ("-mavxvnni|-mamx-tile|-mavx512bf16", "avx512_vnni avx512 avx2 portable"),
+        ("none", "amx avx512_bf16 avx512_vnni avx512 avx_vnni avx2 portable"),
+    ],
+)
+def test_what_an_older_compiler_does_not_know_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, known: str
+) -> None:
+    older = tmp_path / "older++"
+    older.write_text(OLDER.replace("UNKNOWN", unknown).replace("COMPILER", " ".join(build.compiler())))
+    older.chmod(0o755)
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for name in ("instructions.cpp", "attention_instructions.cpp"):
+        (folder / name).write_text("")
+    text = "#define TEXT(...) #__VA_ARGS__\n#define TEXT_OF(...) TEXT(__VA_ARGS__)\n"
+    (folder / "nodes.cpp").write_text(f'{text}extern "C" const char* known() {{ return TEXT_OF(PUNA_KNOWN); }}\n')
+    monkeypatch.setattr(build, "FOLDER", folder)
+    monkeypatch.setattr(build, "OPTIONS", ("-fPIC",))
+    build.compile_library(tmp_path / "library.so", [str(older)], ("-fPIC",), machine="x86_64")
+    names = ctypes.CDLL(str(tmp_path / "library.so")).known
+    names.restype = ctypes.c_char_p
+    assert names().decode().replace("&", "").replace("_instructions,", " ").split() == known.split()
 
 
 @pytest.fixture(scope="module")
