@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,3 +55,22 @@ def test_libraries_take_turns_and_their_best_times_count(tmp_path: Path) -> None
 
 def test_the_library_that_is_open_is_measured() -> None:
     assert all(0 < value < 10 for value in pace.seconds().values())
+
+
+def test_time_without_a_core_does_not_count() -> None:
+    """Who asks has a machine that does other things as well."""
+
+    def held_up() -> bool:
+        time.sleep(0.02)
+        return True
+
+    assert pace.best(held_up) < 0.01
+    assert pace.best(lambda: False) == math.inf
+
+
+def test_one_thread_is_measured() -> None:
+    """Several would wait for each other where other processes want their cores."""
+    counts = "import psutil; from puna.native import pace; pace.seconds(); print(psutil.Process().num_threads())"
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", counts], capture_output=True, text=True, check=False, timeout=120, env=environ)
+    assert done.stdout == "1\n", done.stderr

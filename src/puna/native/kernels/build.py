@@ -90,14 +90,16 @@ def compile_library(
     Errors: BuildError.
     """
     with tempfile.TemporaryDirectory(prefix="puna-kernels-") as scratch:
+        sets = understood(command, instruction_sets(machine), Path(scratch))
+        best_first = "".join(f"&{name}_instructions," for name in reversed([*sets]))
         units = [
             (f"{source}-{name}.o", f"{source}.cpp", (f"-DPUNA_INSTRUCTIONS={name}", *own))
-            for source, sets in PER_INSTRUCTIONS.items()
-            for name, own in instruction_sets(machine).items()
-            if name in sets
+            for source, of_source in PER_INSTRUCTIONS.items()
+            for name, own in sets.items()
+            if name in of_source
         ]
         others = (path.name for path in sources() if path.suffix == ".cpp" and path.stem not in PER_INSTRUCTIONS)
-        units += [(f"{name}.o", name, ()) for name in others]
+        units += [(f"{name}.o", name, (f"-DPUNA_KNOWN={best_first}",)) for name in others]
 
         def compiled(unit: tuple[str, str, tuple[str, ...]]) -> str:
             output, source, own = unit
@@ -109,12 +111,42 @@ def compile_library(
             objects = list(pool.map(compiled, units))
         linked = os.path.join(scratch, target.name)
         _run([*command, *options, "-shared", *objects, "-o", linked])
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Moved there whole: a process that has the old one open keeps it.
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as moved, open(linked, "rb") as source:
-            shutil.copyfileobj(source, moved)
-        os.chmod(moved.name, 0o755)
-        os.replace(moved.name, target)
+        _put(Path(linked), target)
+
+
+def understood(command: list[str], sets: Mapping[str, tuple[str, ...]], scratch: Path) -> dict[str, tuple[str, ...]]:
+    """Of several instruction sets those that the compiler knows: older ones lack the newest.
+
+    Errors: BuildError where it knows none.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    nothing = scratch / "nothing.cpp"
+    nothing.write_text("")
+    for name, own in sets.items():
+        try:
+            _run([*command, *own, "-c", str(nothing), "-o", str(nothing.with_suffix(".o"))])
+            found[name] = own
+        except BuildError:
+            if name in PORTABLE:
+                raise
+    return found
+
+
+def _put(source: Path, target: Path) -> None:
+    """Whole or not at all; a process that has the old one open keeps it.
+
+    Errors: OSError.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = tempfile.NamedTemporaryFile(dir=target.parent, delete=False)  # noqa: SIM115 - closed below, and gone if that fails
+    try:
+        with scratch, source.open("rb") as opened:
+            shutil.copyfileobj(opened, scratch)
+        os.chmod(scratch.name, 0o755)
+        os.replace(scratch.name, target)
+    except OSError:
+        os.unlink(scratch.name)
+        raise
 
 
 def _run(command: list[str]) -> None:
@@ -138,14 +170,35 @@ def build(target: Path = LIBRARY, cache: Path | None = None) -> Path:
     command = compiler()
     if not command:
         raise BuildError("no C++ compiler was found")
-    kept = (cache or cache_folder()) / key(command, OPTIONS) / LIBRARY.name
-    if not kept.exists():
-        compile_library(kept, command)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_suffix(f".{os.getpid()}")
-    shutil.copyfile(kept, scratch)
-    os.replace(scratch, target)
+    try:
+        kept = _kept(command, cache)
+    except (OSError, RuntimeError):  # there is no home, or it cannot be written
+        kept = None
+    try:
+        if kept is None:
+            compile_library(target, command)
+        else:
+            _put(kept, target)
+    except OSError as error:
+        raise BuildError(f"{target} cannot be written: {error}") from error
     return target
+
+
+def _kept(command: list[str], cache: Path | None) -> Path:
+    """The library in the cache, compiled if it is not there as it was written: a power failure may leave less of it.
+
+    Errors: BuildError; OSError and RuntimeError where nothing can be kept.
+    """
+    library = (cache or cache_folder()) / key(command, OPTIONS) / LIBRARY.name
+    seal = library.with_suffix(".sha256")
+    if not (library.exists() and seal.exists() and seal.read_text() == _digest(library)):
+        compile_library(library, command)
+        seal.write_text(_digest(library))
+    return library
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def main() -> int:

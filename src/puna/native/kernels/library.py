@@ -23,7 +23,7 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 9
+VERSION = 10
 
 # Of packed matrices, which all instruction sets read alike: another one when formats.h lays them out in another way.
 LAYOUT = "1"
@@ -35,7 +35,7 @@ ATTENTION = "PUNA attention"  # the same for what its keys and values may be hel
 # Which instruction set is used, for comparisons; without it the best that the processor has.
 FORCED = "PUNA_KERNEL_INSTRUCTIONS"
 
-# Instruction sets of which the later one may be the faster one: tiles and registers, and without dot products
+# Instruction sets of which the later one may multiply faster: tiles and registers, and without dot products
 # registers of 64 and of 32 bytes.
 RIVALS = {"amx": "avx512_bf16", "avx512": "avx2"}
 
@@ -47,6 +47,7 @@ SHORT = {
     "puna_instructions": "s i",
     "puna_has_instructions": "b s",
     "puna_use_instructions": "b s",
+    "puna_use_both": "b ss",
     "puna_check_instructions": "b s",
     "puna_packed_bytes": "l ill",
     "puna_rounding": "i i",
@@ -136,25 +137,27 @@ class Kernels(Functions):
     def _select(self, wanted: str) -> str:
         """Errors: NativeLibraryError when this processor does not have what was asked for."""
         available = self.available()
-        name = wanted or self._best(available)
+        name = wanted or available[0]
         if name not in available:
             raise NativeLibraryError(f"{FORCED}={wanted}: this processor has {', '.join(available)}")
         self.use(name)
-        return name
-
-    def _best(self, available: list[str]) -> str:
-        """The first, or its rival where that is faster: which it is, is measured."""
-        rivals = [available[0], RIVALS.get(available[0], "")]
-        if rivals[1] not in available:
-            return available[0]
-        with closing(Product(self)) as product:
-            return fastest(rivals, self.use, product)
+        rival = RIVALS.get(name, "")
+        if not wanted and rival in available:
+            with closing(Product(self)) as product:
+                self.use_both(fastest([name, rival], self.use, product), name)
+        return self.instructions
 
     def use(self, name: str) -> None:
         """Compute with this instruction set from now on, one of the available."""
         if not self.puna_use_instructions(name.encode()):
             raise ValueError(f"this processor does not have {name}")
         self.instructions = name
+
+    def use_both(self, fast: str, settled: str) -> None:
+        """The first for what has the same bits with both, so that a text does not hang on which of them was faster today."""
+        if not self.puna_use_both(fast.encode(), settled.encode()):
+            raise ValueError(f"this processor does not have {fast} and {settled}")
+        self.instructions = fast
 
 
 def _expected_layout() -> list[int]:

@@ -13,14 +13,29 @@ const Instructions* chosen = &portable_instructions;
 
 namespace {
 
-constexpr const Instructions* known[] = {
-#if defined(__x86_64__)
-    &amx_instructions, &avx512_bf16_instructions, &avx512_vnni_instructions, &avx512_instructions, &avx_vnni_instructions, &avx2_instructions,
-#elif defined(__aarch64__)
-    &neon_i8mm_instructions, &neon_dot_instructions, &neon_instructions,
-#endif
-    &portable_instructions,
+constexpr const Instructions* known[] = {PUNA_KNOWN};  // what the compiler knew, the best first
+
+// Of two instruction sets: products of weights and activations that are rounded to bytes by *fast*, and what has other bits with
+// another set by *settled*.
+struct Both {
+  const Instructions *settled, *fast;
+  Instructions together;
 };
+Both both;
+
+void round_by_either(Rounding how, const float* x, const Activations& a, int64_t t, int64_t begin, int64_t end) {
+  (how == to_bfloats ? both.settled : both.fast)->round(how, x, a, t, begin, end);
+}
+
+void multiply_by_either(const Format& format, const Activations& a, const Work& work) {
+  (format.rounding == to_bfloats ? both.settled : both.fast)->multiply(format, a, work);
+}
+
+const Instructions* of_name(const char* name) {
+  for (const Instructions* one : known)
+    if (!strcmp(one->name, name)) return one->available() ? one : nullptr;
+  return nullptr;
+}
 
 struct Matrix {
   const Format* format;
@@ -44,7 +59,7 @@ void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, floa
 
 using namespace puna;
 
-PUNA_EXPORT int puna_kernels_version() { return 9; }
+PUNA_EXPORT int puna_kernels_version() { return 10; }
 
 // Offsets of type, ne, nb, src and data, and the size.
 PUNA_EXPORT void puna_tensor_layout(int64_t* offsets) {
@@ -58,25 +73,30 @@ PUNA_EXPORT const char* puna_instructions(int i) {
   return i >= 0 && i < static_cast<int>(sizeof(known) / sizeof(*known)) ? known[i]->name : nullptr;
 }
 
-PUNA_EXPORT bool puna_has_instructions(const char* name) {
-  for (const Instructions* one : known)
-    if (!strcmp(one->name, name)) return one->available();
-  return false;
-}
+PUNA_EXPORT bool puna_has_instructions(const char* name) { return of_name(name) != nullptr; }
 
 // Whether they compute what the portable ones do; false where this processor has none of that name.
 PUNA_EXPORT bool puna_check_instructions(const char* name) {
-  if (!puna_has_instructions(name)) return false;
-  for (const Instructions* one : known)
-    if (!strcmp(one->name, name)) return computes_rightly(*one);
-  return false;
+  const Instructions* found = of_name(name);
+  return found && computes_rightly(*found);
 }
 
 // Compute with these from now on; false where this processor has none of that name.
 PUNA_EXPORT bool puna_use_instructions(const char* name) {
-  if (!puna_has_instructions(name)) return false;
-  for (const Instructions* one : known)
-    if (!strcmp(one->name, name)) chosen = one;
+  const Instructions* found = of_name(name);
+  if (found) chosen = found;
+  return found != nullptr;
+}
+
+// Compute with the first what has the same bits with both, and with the second all else.
+PUNA_EXPORT bool puna_use_both(const char* fast, const char* settled) {
+  both.fast = of_name(fast), both.settled = of_name(settled);
+  if (!both.fast || !both.settled) return false;
+  both.together = *both.fast;
+  both.together.round = round_by_either;
+  both.together.multiply = multiply_by_either;
+  both.together.attention = both.settled->attention;
+  chosen = &both.together;
   return true;
 }
 

@@ -1,5 +1,6 @@
 #include "self_check.h"
 
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,16 +73,26 @@ bool all_agree(const Instructions& tried) {
 }  // namespace
 
 bool computes_rightly(const Instructions& tried) {
+  // The answer comes through a pipe: how a process ended is not told where this one's parent wished to hear of no children.
+  int ends[2];
+  if (pipe(ends)) return false;
+  for (int end : ends) fcntl(end, F_SETFD, FD_CLOEXEC);
   const pid_t child = fork();
-  if (child < 0) return false;
   if (child == 0) {
     alarm(patience_s);
-    _exit(tried.available() && all_agree(tried) ? 0 : 1);
+    const char answer = tried.available() && all_agree(tried);
+    _exit(write(ends[1], &answer, 1) == 1 ? 0 : 1);
   }
-  int status = 1;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  close(ends[1]);
+  char answer = 0;
+  if (child > 0) {
+    while (read(ends[0], &answer, 1) < 0 && errno == EINTR) {
+    }
+    while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+    }
   }
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  close(ends[0]);
+  return answer == 1;
 }
 
 }  // namespace puna

@@ -5,18 +5,33 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#define PUNA_SHUFFLES_ARE_GCC_S  // older ones have no others
+#endif
+
 namespace puna {
 namespace {
 
 typedef float Sixteen __attribute__((vector_size(64)));
 typedef int32_t Places __attribute__((vector_size(64)));
 
+// Those at the places that differ in one bit.
+template <int bit> inline __attribute__((always_inline)) Sixteen swapped(const Sixteen& v) {
+#ifdef PUNA_SHUFFLES_ARE_GCC_S
+  Places other;
+  for (int i = 0; i < 16; i++) other[i] = i ^ bit;
+  return __builtin_shuffle(v, other);
+#else
+  return __builtin_shufflevector(v, v, 0 ^ bit, 1 ^ bit, 2 ^ bit, 3 ^ bit, 4 ^ bit, 5 ^ bit, 6 ^ bit, 7 ^ bit, 8 ^ bit, 9 ^ bit, 10 ^ bit,
+                                 11 ^ bit, 12 ^ bit, 13 ^ bit, 14 ^ bit, 15 ^ bit);
+#endif
+}
+
 // Values whose places differ in one bit, to their sum and their difference.
 template <int bit> inline __attribute__((always_inline)) void turn_pairs(Sixteen& v) {
-  Places other;
   Sixteen sign;
-  for (int i = 0; i < 16; i++) other[i] = i ^ bit, sign[i] = i & bit ? -1.0f : 1.0f;
-  v = __builtin_shuffle(v, other) + v * sign;
+  for (int i = 0; i < 16; i++) sign[i] = i & bit ? -1.0f : 1.0f;
+  v = swapped<bit>(v) + v * sign;
 }
 
 // *width*: a power of two from 16 on that divides n.

@@ -12,6 +12,16 @@ from tests import needs
 
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O1")
 
+# Options for a processor are compared, and left out, so that any processor's compiler does.
+OLDER = """#!/bin/sh
+for one in "$@"; do
+  case $one in UNKNOWN) echo "unrecognized option $one" >&2; exit 1;; esac
+  shift
+  case $one in -m*) ;; *) set -- "$@" "$one";; esac
+done
+exec COMPILER "$@"
+"""
+
 
 def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs.cxx_compiler()
@@ -30,6 +40,47 @@ def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(build, "OPTIONS", (*build.OPTIONS, "-DOTHER"))
     build.build(tmp_path / "package" / "third.so", tmp_path / "cache")
     assert len(calls) == 2
+
+
+def writes(target: Path, _command: list[str], _options: tuple[str, ...] = ()) -> None:
+    """In the place of a compiler."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("compiled")
+
+
+@pytest.mark.parametrize("lack", ["no folder", "no home"])
+def test_where_nothing_can_be_kept_the_library_is_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(build, "compile_library", writes)
+    if lack == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", homeless)
+        assert build.build(tmp_path / "library.so").read_text() == "compiled"
+    else:
+        assert build.build(tmp_path / "library.so", tmp_path / "file").read_text() == "compiled"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "library.so"]
+
+
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_target_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(build, "compile_library", writes)
+    with pytest.raises(build.BuildError, match="file"):
+        build.build(tmp_path / "file" / "library.so", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kept", ["", "compi", "compilation"])
+def test_what_is_kept_and_damaged_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+    """A power failure may leave a name without what was written under it."""
+    monkeypatch.setattr(build, "compile_library", writes)
+    build.build(tmp_path / "library.so", tmp_path / "cache")
+    next((tmp_path / "cache").glob(f"*/{build.LIBRARY.name}")).write_text(kept)
+    assert build.build(tmp_path / "library.so", tmp_path / "cache").read_text() == "compiled"
 
 
 def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +123,16 @@ def test_the_compiler_of_the_environment_comes_first(tmp_path: Path) -> None:
     assert build.compiler({"CXX": "no-such-compiler"}) == build.compiler({})
 
 
+def test_no_function_is_one_that_clang_lacks(tmp_path: Path) -> None:
+    """It is one of the compilers that are looked for, and the only one of some systems."""
+    includes = "".join(f'#include "{name}.h"\n' for name in ("turning", "between", "attention_kernel"))
+    source = tmp_path / "vectors.cpp"
+    source.write_text(includes)
+    options = ("-std=c++17", "-fsyntax-only", "-D__builtin_shuffle=of_gcc_alone", f"-I{build.FOLDER}")
+    done = subprocess.run([*build.compiler(), *options, str(source)], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_instruction_set_is_compiled() -> None:
     sets = ["portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
     assert list(build.instruction_sets("x86_64")) == sets
@@ -82,6 +143,34 @@ def test_every_instruction_set_is_compiled() -> None:
 def test_this_processor_s_are_among_them() -> None:
     needs.kernels()
     assert {*kernels().available()} <= {*build.instruction_sets()}
+
+
+@pytest.mark.parametrize(
+    ("unknown", "known"),
+    [
+        ("-mavxvnni|-mamx-tile", "avx512_bf16 avx512_vnni avx512 avx2 portable"),  # such as GCC 10
+        ("-mavxvnni|-mamx-tile|-mavx512bf16", "avx512_vnni avx512 avx2 portable"),
+        ("none", "amx avx512_bf16 avx512_vnni avx512 avx_vnni avx2 portable"),
+    ],
+)
+def test_what_an_older_compiler_does_not_know_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, known: str
+) -> None:
+    older = tmp_path / "older++"
+    older.write_text(OLDER.replace("UNKNOWN", unknown).replace("COMPILER", " ".join(build.compiler())))
+    older.chmod(0o755)
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for name in ("instructions.cpp", "attention_instructions.cpp"):
+        (folder / name).write_text("")
+    text = "#define TEXT(...) #__VA_ARGS__\n#define TEXT_OF(...) TEXT(__VA_ARGS__)\n"
+    (folder / "nodes.cpp").write_text(f'{text}extern "C" const char* known() {{ return TEXT_OF(PUNA_KNOWN); }}\n')
+    monkeypatch.setattr(build, "FOLDER", folder)
+    monkeypatch.setattr(build, "OPTIONS", ("-fPIC",))
+    build.compile_library(tmp_path / "library.so", [str(older)], ("-fPIC",), machine="x86_64")
+    names = ctypes.CDLL(str(tmp_path / "library.so")).known
+    names.restype = ctypes.c_char_p
+    assert names().decode().replace("&", "").replace("_instructions,", " ").split() == known.split()
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from puna.errors import NativeLibraryError
 from puna.native import products
 from puna.native.ggml import ggml_type_traits
 from puna.native.kernels import library, race
+from puna.native.kernels.attention_trial import OwnAttention
 from puna.native.kernels.build import LIBRARY
 from puna.native.kernels.library import Kernels
 from tests import needs, packed
@@ -257,6 +258,7 @@ def test_of_rivals_the_faster_is_chosen(monkeypatch: pytest.MonkeyPatch, rivals:
     monkeypatch.delenv(library.FORCED, raising=False)
     monkeypatch.setattr(Kernels, "available", lambda _self: [*rivals, "portable"])
     monkeypatch.setattr(Kernels, "use", lambda self, name: setattr(self, "instructions", name))
+    monkeypatch.setattr(Kernels, "use_both", lambda self, fast, _settled: setattr(self, "instructions", fast))
     measured: list[str] = []
 
     def fastest(names: list[str], _use: object, work: Callable[[], None]) -> str:
@@ -267,6 +269,41 @@ def test_of_rivals_the_faster_is_chosen(monkeypatch: pytest.MonkeyPatch, rivals:
     monkeypatch.setattr(library, "fastest", fastest)
     assert Kernels(str(LIBRARY)).instructions == faster
     assert measured == [*rivals]
+
+
+def test_which_of_rivals_is_faster_changes_no_bit(kernels: Kernels, cpu: products.Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race of milliseconds ends one way today and another tomorrow, and no text may tell."""
+    best, slow = AVAILABLE[0], "portable"
+    tensor_type, n_in, n_rows = FLOATS["bf16"], 96, 40
+    data, _ = products.random_weights(tensor_type, n_in * n_rows)
+    x = activations(9, n_in)
+    monkeypatch.delenv(library.FORCED, raising=False)
+    monkeypatch.setattr(library, "RIVALS", {best: slow})
+    found = []
+    for winner in (best, slow):
+        monkeypatch.setattr(library, "fastest", lambda _names, _use, _work, winner=winner: winner)
+        own = Kernels(str(LIBRARY))
+        assert own.instructions == winner
+        attended = [OwnAttention(cpu, own).error(0, FLOATS["f16"], n) for n in (1, 33)]
+        with matrix(own, tensor_type, data, n_in, n_rows) as weights:
+            found.append((attended, weights.times(x).tobytes()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("rivals", library.RIVALS.items())
+@pytest.mark.parametrize("name", sorted(ALL_TYPES))
+def test_rivals_multiply_with_the_same_bits(kernels: Kernels, name: str, rivals: tuple[str, str]) -> None:
+    """All but weights in BF16, which the first one always multiplies. Tiles are compared by an emulation of them."""
+    tensor_type, n_in, n_rows = ALL_TYPES[name], 3 * block_of(name), 55
+    data, _ = products.random_weights(tensor_type, n_in * n_rows)
+    x = activations(17, n_in)
+    found = set()
+    for one in rivals:
+        if one in AVAILABLE:
+            kernels.use_both(one, AVAILABLE[0])
+            with matrix(kernels, tensor_type, data, n_in, n_rows) as weights:
+                found.add(b"".join(weights.times(x[:n]).tobytes() for n in (1, 5, 17)))
+    assert len(found) <= 1
 
 
 def test_where_there_are_dot_products_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from puna.errors import NativeLibraryError
@@ -38,3 +41,11 @@ def test_what_this_processor_computes_with_passes_the_check() -> None:
     own = library.kernels()
     assert [name for name in AVAILABLE if not own.puna_check_instructions(name.encode())] == []
     assert not own.puna_check_instructions(b"abacus")
+
+
+def test_the_check_needs_no_word_of_ended_processes() -> None:
+    """Who starts a server may have told the system to tell nobody of children that end, which programs inherit."""
+    checks = "from puna.native.kernels.library import kernels; print(kernels().puna_check_instructions(b'portable'))"
+    command = [sys.executable, "-c", f"import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); {checks}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "True\n", done.stderr
