@@ -55,7 +55,7 @@ def decode(data: bytes) -> Picture:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 _check_size(image, len(data))
                 image.load()
-                pixels = _upright(_over_white(image))
+                pixels = _over_white(_upright(image))  # what is made of it no longer says how it was held
                 return Picture(*pixels.size, pixels.tobytes())
         except UnidentifiedImageError:
             raise BadRequest(f"it is none of {', '.join(FORMATS)}, or its beginning is broken") from None

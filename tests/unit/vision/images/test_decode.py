@@ -59,6 +59,19 @@ def test_an_image_stands_as_the_camera_was_held(orientation: int, format: str) -
     assert np.abs(found.astype(int)[14:22, 2:18] - [0, 0, 255]).max() < 12
 
 
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+def test_what_is_transparent_is_turned_too(format: str) -> None:
+    stored = np.full((24, 40, 4), 255, np.uint8)
+    stored[:12, :20] = (255, 0, 0, 255)
+    stored[12:, :20, 3] = 0
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter to the right
+    options = {"lossless": True} if format == "WEBP" else {}
+    found = pixels(encoded(format, Image.fromarray(stored), exif=exif, **options))
+    over_white = np.where(stored[..., 3:] == 0, 255, stored[..., :3])
+    assert (found == np.rot90(over_white, -1)).all()
+
+
 def test_an_orientation_that_cannot_be_understood_says_nothing() -> None:
     sound = encoded("JPEG", noise(40, 30))
     segment = b"Exif\0\0II*\0\xff\xff\xff\xff"
