@@ -108,6 +108,7 @@ HOSTILE: Mapping[str, tuple[Callable[[], bytes], str]] = {
     "bomb, GIF": (lambda: gif(65535, 65535), "65535 x 65535"),
     "bomb, BMP": (lambda: bmp(60000, 60000), "60000 x 60000"),
     "bomb, TIFF": (lambda: _tiff_of(100000, 100000), "100000 x 100000"),
+    "a thread, PNG": (lambda: png(2, 1 << 20, _zeros(7 << 20)), "a side longer"),
     "negative size": (lambda: bmp(-5, 5, 24, bytes(100)), ""),
     "data elsewhere": (lambda: _tiff_of(64, 64, n_bytes=4096, offset=1 << 30), ""),
     "unknown compression": (lambda: _tiff_of(64, 64, n_bytes=64, compression=60000), ""),

@@ -21,6 +21,8 @@ from puna.vision.model import Pixels
 Floats = npt.NDArray[np.float32]
 Size = tuple[int, int]  # width, height
 
+_ROWS_AT_ONCE = 256
+
 
 class Filter(Enum):
     BILINEAR = Image.Resampling.BILINEAR
@@ -57,15 +59,22 @@ def on_canvas(pixels: Pixels, size: Size, how: Filter, background: tuple[int, in
     return canvas
 
 
-def squared(pixels: Pixels, background: tuple[int, int, int]) -> Pixels:
-    """In the middle of a square that is as long as its longer side."""
+def squared(pixels: Pixels, side: int, how: Filter, background: tuple[int, int, int]) -> Pixels:
+    """To this side, in the middle of a square as long as its longer side. That square is never there as a whole: of a thin
+    image it would be many times as large.
+    """
     width, height = size_of(pixels)
-    side = max(width, height)
-    square: Pixels = np.empty((side, side, 3), np.uint8)
-    square[:] = background
-    left, top = (side - width) // 2, (side - height) // 2
-    square[top : top + height, left : left + width] = pixels
-    return square
+    longer = max(width, height)
+    left, top = (longer - width) // 2, (longer - height) // 2
+    rows: Pixels = np.empty((longer, side, 3), np.uint8)
+    rows[:] = background
+    for begin in range(0, height, _ROWS_AT_ONCE):
+        some = pixels[begin : begin + _ROWS_AT_ONCE]
+        strip: Pixels = np.empty((len(some), longer, 3), np.uint8)
+        strip[:] = background
+        strip[:, left : left + width] = some
+        rows[top + begin :][: len(some)] = resized(strip, (side, len(some)), how)
+    return resized(rows, (side, side), how)
 
 
 def normalised(pixels: Pixels, mean: Colour, std: Colour) -> Floats:

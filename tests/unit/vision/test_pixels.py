@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -94,14 +95,27 @@ def test_on_a_canvas_proportions_are_kept(width: int, height: int, box: tuple[in
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize(("width", "height", "left", "top"), [(7, 4, 0, 1), (4, 7, 1, 0), (1, 6, 2, 0), (5, 5, 0, 0)])
-def test_a_square_has_the_image_in_its_middle(width: int, height: int, left: int, top: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "height", "left", "top"),
+    [(7, 4, 0, 1), (4, 7, 1, 0), (1, 6, 2, 0), (5, 5, 0, 0), (900, 700, 0, 100), (350, 600, 125, 0)],
+)
+@pytest.mark.parametrize("side", [5, 48])
+def test_a_square_has_the_image_in_its_middle(width: int, height: int, left: int, top: int, side: int) -> None:
     pixels = picture(width, height)
-    found = squared(pixels, (1, 2, 3))
-    assert found.shape == (max(width, height), max(width, height), 3)
-    assert np.array_equal(found[top : top + height, left : left + width], pixels)
-    found[top : top + height, left : left + width] = (1, 2, 3)
-    assert (found == (1, 2, 3)).all()
+    square = np.empty((max(width, height), max(width, height), 3), np.uint8)
+    square[:] = (1, 2, 3)
+    square[top : top + height, left : left + width] = pixels
+    assert np.array_equal(squared(pixels, side, Filter.BICUBIC, (1, 2, 3)), resized(square, (side, side), Filter.BICUBIC))
+
+
+@pytest.mark.parametrize(("width", "height"), [(2, 6000), (6000, 2)])
+def test_a_square_takes_no_more_memory_than_it_must(width: int, height: int) -> None:
+    pixels = np.full((height, width, 3), 7, np.uint8)
+    tracemalloc.start()
+    squared(pixels, 48, Filter.BICUBIC, (1, 2, 3))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3 * max(width, height) ** 2 / 4
 
 
 def test_a_canvas_is_as_the_published_processor_rounds() -> None:

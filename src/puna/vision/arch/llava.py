@@ -148,7 +148,7 @@ class LlavaVision:
         canvas = self._canvas(width, height)
         order: Sequence[int] = range(self.n_patches)
         if not self._canvases:
-            parts = [resized(squared(pixels, MEAN_COLOUR), (size, size), Filter.BICUBIC)]
+            parts = [squared(pixels, size, Filter.BICUBIC, MEAN_COLOUR)]
         else:
             parts = [resized(pixels, (size, size), Filter.BICUBIC)]
         if canvas:

@@ -19,6 +19,7 @@ from puna.vision.images.limits import (
     MAX_FILE_BYTES,
     MAX_PIXELS,
     MAX_PIXELS_PER_BYTE,
+    MAX_SIDE,
     MIN_SIDE,
 )
 
@@ -72,6 +73,8 @@ def _check_size(image: Image.Image, n_bytes: int) -> None:
         raise BadRequest(f"{width} x {height} pixels are too few to see anything in")
     if n_pixels > MAX_PIXELS:
         raise BadRequest(f"{width} x {height} pixels are more than {MAX_PIXELS}")
+    if max(width, height) > MAX_SIDE:
+        raise BadRequest(f"{width} x {height} pixels have a side longer than {MAX_SIDE}")
     if n_pixels > ALWAYS_ALLOWED_PIXELS and n_pixels > MAX_PIXELS_PER_BYTE * n_bytes:
         raise BadRequest(f"{width} x {height} pixels in {n_bytes} bytes are more than any picture has")
 

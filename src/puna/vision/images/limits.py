@@ -9,6 +9,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # as Pillow calls them
 MAX_FILE_BYTES = 100 << 20
 MAX_PIXELS = 64 << 20  # more than cameras of telephones have in all but their largest mode
 MIN_SIDE = 2
+MAX_SIDE = 1 << 15  # panoramas and pages of a screen are shorter; on its way to its size an image is once as wide as that is
 # A picture of one colour has some hundreds of pixels in a byte of its file; what has more is made to fill memory. Small ones may.
 MAX_PIXELS_PER_BYTE, ALWAYS_ALLOWED_PIXELS = 2_000, 4 << 20
 

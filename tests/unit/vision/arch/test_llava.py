@@ -76,7 +76,7 @@ def test_rows_are_those_that_were_published(swapped: bool, one_matrix: bool, tex
     with opened_eyes(encoder.save(tmp_path / "p.gguf"), text) as eyes:
         for width, height in ((84, 84), (300, 100), (20, 50), (1, 1)):
             pixels = picture(width, height)
-            square = resized(squared(pixels, (122, 116, 104)), (84, 84), Filter.BICUBIC)
+            square = squared(pixels, 84, Filter.BICUBIC, (122, 116, 104))
             assert difference(eyes.rows(pixels), Reference(encoder).rows(square)) < 1e-3
             placed = eyes.model.prepare(pixels).placed
             assert list(placed.rows) == list(range(36))
