@@ -104,6 +104,8 @@ class Gemma4Vision:
         dims = {"embd": o.n_embd, "ff": o.n_ff, "patch": o.patch_size, "text": self.n_out}
         dims |= {"head": o.head_dim, "mixed": o.n_heads * o.head_dim}
         self.weights = bind(Weights, backend, file, {"layers": o.n_layers}, dims)
+        if (self.weights.mean is None) != (self.weights.deviation is None):
+            raise FileFormatError(f"{meta.path}: there is one of v.std_bias and v.std_scale, not both")
         names = [f"v.blk.{i}.{name}" for i in range(o.n_layers) for name in MATRICES]
         self._clamps = read_clamps(file, [*names, PROJECTION], packed="v.clamp_data")
         n_places = self.weights.places.weight.shape[1]

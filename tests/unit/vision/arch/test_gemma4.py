@@ -125,6 +125,8 @@ def _bounded(name: str, at: float) -> Callable[[Encoder], object]:
         (_without("v.blk.2.attn_k_norm.weight"), MissingTensors),
         (_without("v.blk.0.ffn_post_norm.weight"), MissingTensors),
         (_without("mm.input_projection.weight"), MissingTensors),
+        (_without("v.std_scale"), FileFormatError),
+        (_without("v.std_bias"), FileFormatError),
         (_reshaped("v.position_embd.weight", (600, 96)), FileFormatError),
         (_reshaped("v.position_embd.weight", (3, 600, 96)), FileFormatError),
         (_reshaped("v.position_embd.weight", (2, 500, 96)), FileFormatError),
