@@ -16,8 +16,8 @@ from puna.vision.model import Prepared
 
 log = logging.getLogger(__name__)
 
-# Of images that nobody has, so many are known: how they stand in a prompt is little.
-MAX_KNOWN = 1024
+# Of images that nobody has, so many are known; and so many tokens of those without rows, of which is left how they stand.
+MAX_KNOWN, MAX_KNOWN_TOKENS = 1024, 1 << 18
 
 Prepare = Callable[[bytes], Prepared]
 """From a file to what the encoder takes. Errors: BadRequest saying what is wrong with the image."""
@@ -106,12 +106,18 @@ class KeptImages:
         free = [image for image in self._images.values() if not image.n_holders]
         n_bytes = sum(image.n_bytes for image in free)
         for number, image in enumerate(free):
-            if n_bytes <= self.max_bytes and len(free) - number <= MAX_KNOWN:
-                return
+            is_unknown = len(free) - number > MAX_KNOWN
+            if n_bytes <= self.max_bytes and not is_unknown:
+                break
             n_bytes -= image.n_bytes
-            image.pieces = image.rows = None
-            if len(free) - number > MAX_KNOWN:
+            image.pieces = image.rows = image.elements = None
+            if is_unknown:
                 del self._images[image.key]
+        n_tokens = 0
+        for image in reversed([image for image in free if image.rows is None and image.pieces is None]):
+            n_tokens += image.n_tokens
+            if n_tokens > MAX_KNOWN_TOKENS:
+                self._images.pop(image.key, None)
 
     def encoded(self, image: Image, rows: Rows) -> None:
         """Its rows are there."""

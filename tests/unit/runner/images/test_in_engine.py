@@ -10,6 +10,7 @@ from tests.unit.runner.images.simulated import FakeEyes, FakeVision, SeeingSimul
 from tests.unit.runner.simulation import MEGABYTE
 
 from puna.errors import BadRequest, ContextOverflow, UnsupportedModel
+from puna.runner.images import kept
 from puna.runner.images.in_sequence import position
 from puna.runner.tasks.seeing import Seeing
 from puna.vision.model import Prepared
@@ -124,6 +125,19 @@ def test_what_is_kept_has_a_bound_and_goes_by_its_last_use() -> None:
         simulation.run()
         assert simulation.kept.n_bytes <= 2 * 4 * 6
     assert simulation.kept.n_encoded == 4, "1, 2, 3, and 2 again"
+    check(simulation)
+
+
+def test_of_images_that_nobody_has_little_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what went, no list of elements is left; and of all together only so many tokens."""
+    simulation = SeeingSimulation(image_cache_bytes=0)
+    monkeypatch.setattr(kept, "MAX_KNOWN_TOKENS", 50)
+    for number in range(10):
+        simulation.show([number + 10, file(3, 2, number)])
+        simulation.run()
+        known = simulation.kept._images.values()
+        assert not any(image.elements for image in known)
+        assert 40 < sum(image.n_tokens for image in known) <= 50 or number < 4
     check(simulation)
 
 
