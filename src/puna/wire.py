@@ -272,7 +272,7 @@ class LoadOptions(Message, frozen=True):
     adapters: list[str] = []  # LoRA files that change the weights, in this order
     projector: str = ""  # a file with what encodes images; empty: the model's own file may hold it
     projector_device: str = ""  # where it goes; empty: the CPU
-    image_cache_bytes: int = 0  # of the host's memory, for images that are encoded, beyond those of requests that run
+    image_cache_bytes: int = 0  # of the host's memory, for images that are encoded, beyond those that requests still need
 
 
 class LoadRequest(Message, frozen=True):

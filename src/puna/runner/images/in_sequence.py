@@ -151,6 +151,12 @@ def looked_at_next(images: Images, n_computed: int, n_looked_at: int) -> list[Im
     return [] if next_one is None else looked_at(images, next_one, n_looked_at)
 
 
+def past(images: Images, n_computed: int, n_looked_at: int) -> list[Image]:
+    """Those whose rows the sequence no longer needs, once for each place, as long as what it has computed is there."""
+    needed = {id(one.image) for at in images if at.end > n_computed for one in _needed(images, at, n_looked_at)}
+    return [at.image for at in images if id(at.image) not in needed]
+
+
 def next_wanted(images: Images, n_computed: int, n_looked_at: int) -> Image | None:
     """The next image that must be encoded before its sequence goes on."""
     needed = (one.image for at in images if at.end > n_computed for one in _needed(images, at, n_looked_at))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from puna.runner.images.image import Image, Key, Rows, key_of
@@ -24,7 +24,7 @@ Prepare = Callable[[bytes], Prepared]
 
 
 class KeptImages:
-    """Those that requests have, and beside them as many as fit *max_bytes*; those unused for longest go first."""
+    """Those that requests still need, and beside them as many as fit *max_bytes*; those unused for longest go first."""
 
     def __init__(self, prepare: Prepare, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -118,6 +118,21 @@ class KeptImages:
             n_tokens += image.n_tokens
             if n_tokens > MAX_KNOWN_TOKENS:
                 self._images.pop(image.key, None)
+
+    def spare(self, past: Iterable[Image]) -> None:
+        """Of more bytes than may be kept those rows go that no request needs from here on: of images that all are *past*, which
+        come once for each place that they have. Who begins again has them encoded again.
+        """
+        n_past = Counter(id(image) for image in past)
+        with self._lock:
+            held = [image for image in self._images.values() if image.n_holders]
+            n_bytes = sum(image.n_bytes for image in held)
+            for image in held:
+                if n_bytes <= self.max_bytes:
+                    return
+                if image.rows is not None and n_past[id(image)] >= image.n_holders:
+                    n_bytes -= image.n_bytes
+                    image.rows = None
 
     def encoded(self, image: Image, rows: Rows) -> None:
         """Its rows are there."""

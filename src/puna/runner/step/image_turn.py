@@ -9,7 +9,7 @@ from typing import Protocol
 
 from puna.runner.images.encoding import Encoder, Encoding
 from puna.runner.images.image import Image
-from puna.runner.images.in_sequence import looked_at_next, next_wanted
+from puna.runner.images.in_sequence import looked_at_next, next_wanted, past
 from puna.runner.images.kept import KeptImages
 from puna.runner.images.storing import Storing
 from puna.runner.scheduling.task import Task
@@ -59,7 +59,8 @@ class ImageTurns:
                 return
             if not self._begin(images, is_idle=is_idle):
                 return
-        self._advance(self.seconds(running, step_s))
+        if self._advance(self.seconds(running, step_s)):
+            self._kept.spare(image for task in waiting for image in past(task.images, task.n_computed, task.n_looked_at))
         self._fail(waiting)
 
     def _store(self, waiting: Sequence[Task], seconds: float) -> bool:
@@ -89,7 +90,8 @@ class ImageTurns:
             wait(asked, timeout=_POLL_S)
         return False
 
-    def _advance(self, seconds: float) -> None:
+    def _advance(self, seconds: float) -> bool:
+        """Whether the image is encoded now."""
         image = self.encoding.image
         assert image is not None
         try:
@@ -98,11 +100,13 @@ class ImageTurns:
             log.exception("an image could not be encoded")
             image.problem = error
             self.encoding.drop()
-            return
+            return False
         finally:
             self._host.clear_abort()
-        if rows is not None:
-            self._kept.encoded(image, rows)
+        if rows is None:
+            return False
+        self._kept.encoded(image, rows)
+        return True
 
     def _fail(self, waiting: Sequence[Task]) -> None:
         """Those whose images cannot be encoded."""

@@ -427,6 +427,33 @@ def test_an_image_that_cannot_be_stored_fails_its_request_alone() -> None:
     assert isinstance(good.end, Done)
 
 
+def _bytes_of_rows(simulation: SeeingSimulation) -> int:
+    return sum(image.rows.nbytes for image in simulation.kept._images.values() if image.rows is not None)
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+def test_a_request_keeps_no_images_that_it_is_past(is_looked_at: bool) -> None:
+    """Beyond the bound there are the rows that somebody still needs; what another needs that waits is not encoded twice."""
+    eyes = FakeEyes(FakeVision(is_cross_attended=is_looked_at))
+    simulation = SeeingSimulation(eyes=eyes, n_ctx=1000, n_parallel=1, image_cache_bytes=2 * 4 * 30)
+    parts: list[int | bytes] = []
+    for number in range(1, 13):
+        parts += [number, file(5, 6, number)]
+    simulation.show([*parts, 7])
+    last = simulation.show([50, file(5, 6, 1), 8])
+    most = 0
+
+    def look() -> bool:
+        nonlocal most
+        most = max(most, _bytes_of_rows(simulation))
+        return last.end is not None
+
+    simulation.run(look)
+    check(simulation)
+    assert simulation.kept.n_encoded == 12
+    assert most <= 5 * 4 * 30
+
+
 def test_images_that_are_looked_at_come_one_at_a_time() -> None:
     simulation = looking()
     simulation.show([5, CAT, 6, 7, DOG, 8])
