@@ -6,7 +6,7 @@ import re
 from collections.abc import Set
 from importlib import import_module
 
-from puna.errors import UnsupportedModel
+from puna.errors import FileFormatError, UnsupportedModel
 from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Backend
 from puna.tokenizer.tokenizer import Tokenizer
@@ -49,6 +49,9 @@ ARCHITECTURES: dict[str, str] = {
 # What an encoder of images need not ask for: what hears, a token's row that the text model has, factors for other devices, and
 # bounds of values, which are read from the file, and places that are computed.
 HARMLESS = re.compile(r"mm\.a\..+|v\.token_embd\.img_break|resampler\.pos_embed_k|.+\.input_scale|.+\.(in|out)put_(min|max)")
+# Of the largest image that a file asks for, which is prepared when it is opened: several times what any encoder was trained with.
+MOST_PIXELS = 1 << 25
+
 _LAYER = re.compile(r"v\.blk\.(\d{1,4})\.")
 
 
@@ -84,6 +87,9 @@ def open_vision(file: GGUFFile, backend: Backend, text: GGUFFile, tokenizer: Tok
     opened: VisionModel = getattr(import_module(module), cls)(file, backend, text, tokenizer)
     if file.architecture == PROJECTOR and (left := _passed_over(file, backend.taken, opened.n_layers)):
         raise UnsupportedModel(f"{file.path}: {cls} does not compute with {', '.join(left[:5])}")
+    width, height = opened.largest()
+    if width * height > MOST_PIXELS:
+        raise FileFormatError(f"{file.path}: its images may have {width} x {height} pixels, more than {MOST_PIXELS}")
     return opened
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from puna.engines import ARCHITECTURES as TEXT
-from puna.errors import UnsupportedModel
+from puna.errors import FileFormatError, UnsupportedModel
 from puna.vision.registry import ARCHITECTURES, PROJECTORS
-from tests.vision import gemma3
+from tests.vision import gemma3, llava, pixtral
 from tests.vision.encoding import opened_eyes, picture
+from tests.vision.files import Encoder
 
 MODELS = (Path(__file__).resolve().parents[3] / "docs" / "models.md").read_text()
 SECTION = MODELS.partition("## Models that see")[2].partition("\n## ")[0]
@@ -46,3 +49,21 @@ def test_what_hears_and_layers_that_nobody_wants_may_be_there(tmp_path: Path) ->
         encoder.values(name, (72,))
     with opened_eyes(encoder.save(tmp_path / "p.gguf"), text) as eyes:
         assert eyes.rows(picture(20, 20)).shape == (9, gemma3.N_EMBD_TEXT)
+
+
+@pytest.mark.parametrize(
+    ("write_text", "encoder"),
+    [
+        (pixtral.write_text, partial(pixtral.encoder, image_size=1 << 14)),
+        (gemma3.write_text, partial(gemma3.encoder, patch=128, side=48, cell=4)),
+        (llava.write_text, partial(llava.encoder, patch=128, side=12, pinpoints=[6144, 6144])),
+    ],
+    ids=["pixtral", "gemma3", "llava"],
+)
+def test_images_that_a_file_asks_for_are_bounded(
+    write_text: Callable[[Path], Path], encoder: Callable[[], Encoder], tmp_path: Path
+) -> None:
+    """The largest is prepared when the file is opened, before anybody knows whether there is room."""
+    text, projector = write_text(tmp_path / "t.gguf"), encoder().save(tmp_path / "p.gguf")
+    with pytest.raises(FileFormatError, match="more than 33554432"), opened_eyes(projector, text):
+        pass
