@@ -88,8 +88,9 @@ class KeptImages:
         return image
 
     def _spare_pieces(self, image: Image) -> None:
-        """What waits to be encoded has the same bound: of more, only the files are kept, to be prepared again."""
-        if image.rows is None and sum(one.n_bytes for one in self._images.values()) > max(self.max_bytes, 2 * image.n_bytes):
+        """What waits to be encoded has the same bound, of its own: of more, only the files are kept, to be prepared again."""
+        n_bytes = sum(one.n_bytes for one in self._images.values() if one.n_holders and one.rows is None)
+        if n_bytes > max(self.max_bytes, 2 * image.n_bytes):
             image.pieces = None
 
     def give_back(self, image: Image) -> None:

@@ -81,14 +81,15 @@ class ImageTurns:
         return False
 
     def _begin(self, images: Sequence[Image], *, is_idle: bool) -> bool:
+        """The first that is prepared; the first of all is prepared again meanwhile, so that later ones do not keep it waiting."""
         ready = next((image for image in images if image.pieces is not None), None)
+        if ready is not images[0]:
+            asked = self._kept.ask_for_pieces(images[0])
+            if ready is None and is_idle:
+                wait([asked], timeout=_POLL_S)
         if ready is not None:
             self.encoding.begin(ready)
-            return True
-        asked = [self._kept.ask_for_pieces(image) for image in images[:1]]
-        if is_idle:
-            wait(asked, timeout=_POLL_S)
-        return False
+        return ready is not None
 
     def _advance(self, seconds: float) -> bool:
         """Whether the image is encoded now."""

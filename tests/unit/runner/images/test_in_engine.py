@@ -327,6 +327,33 @@ def test_pieces_that_were_not_kept_are_prepared_again() -> None:
     assert simulation.eyes.decoders.n_read > 8
 
 
+def test_images_that_nobody_has_leave_room_to_those_that_wait() -> None:
+    simulation = SeeingSimulation(image_cache_bytes=3 * 4 * 16)
+    for number in range(10):
+        simulation.show([number + 1, file(4, 4, number)])
+        simulation.run()
+    check(simulation)
+    assert simulation.eyes.decoders.n_read == 10, "none is prepared twice"
+
+
+def test_who_waits_for_pieces_waits_for_few_later_images() -> None:
+    """They are prepared again while other images are encoded."""
+    simulation = SeeingSimulation(image_cache_bytes=3 * 4 * 16, n_parallel=8)
+    asked = [simulation.show([number + 1, file(4, 4, number)], 1) for number in range(4)]
+    late = asked[-1]
+    assert late.request.images[0].image.pieces is None
+    numbers = iter(range(10, 200))
+
+    def another_comes() -> bool:
+        number = next(numbers)
+        simulation.show([number, file(1, 1, number)], 1)
+        return late.end is not None
+
+    simulation.run(another_comes, turns=50)
+    simulation.run()
+    check(simulation)
+
+
 def test_who_waits_for_an_image_that_cannot_be_prepared_again_is_told_why() -> None:
     simulation = SeeingSimulation(image_cache_bytes=0)
     asked = [simulation.show([number + 1, file(4, 4, number)]) for number in range(8)]
