@@ -16,7 +16,7 @@ from puna.runner.scheduling.task import Task
 
 log = logging.getLogger(__name__)
 
-UNHURRIED_S = 0.25  # where nobody waits for the next step; those who come or leave meanwhile do
+UNHURRIED_S = 0.25  # where nothing else can be computed; those who come or leave meanwhile wait for it
 LEAST_PART = 0.25  # of the time between two tokens, however long the step took
 _POLL_S = 0.05
 
@@ -39,18 +39,23 @@ class ImageTurns:
         self._host = host
         self._target_s = target_s
 
-    def seconds(self, running: Sequence[Task], step_s: float) -> float:
-        """For the turn after a step that took so long; 0 where there was none."""
-        if not any(task.n_generated and not task.is_paused for task in running):
+    def seconds(self, running: Sequence[Task], step_s: float, *, is_idle: bool) -> float:
+        """For the turn after a step that took so long. Who decodes waits no longer than for a step; who has only prompts
+        computed, for as long again as that took.
+        """
+        if is_idle:
             return UNHURRIED_S
-        return min(max(self._target_s - step_s, LEAST_PART * self._target_s), UNHURRIED_S)
+        is_read = any(task.n_generated and not task.is_paused for task in running)
+        left = self._target_s - step_s if is_read else step_s
+        return min(max(left, LEAST_PART * self._target_s), UNHURRIED_S)
 
     def turn(self, running: Sequence[Task], step_s: float, *, is_idle: bool) -> None:
         """Store or encode for so long; *is_idle*: nothing else can be computed until that is done. Never raises."""
         waiting = [task for task in sorted(running, key=_age) if not (task.is_done or task.is_cancelled)]
         wanted = {id(image): image for task in waiting if (image := next_wanted(task.images, task.n_computed, task.n_looked_at))}
         self._fail(waiting)
-        if self._store(waiting, self.seconds(running, step_s)):
+        seconds = self.seconds(running, step_s, is_idle=is_idle)
+        if self._store(waiting, seconds):
             return
         images = [image for image in wanted.values() if image.problem is None]
         if not any(image is self.encoding.image for image in images):
@@ -59,7 +64,7 @@ class ImageTurns:
                 return
             if not self._begin(images, is_idle=is_idle):
                 return
-        if self._advance(self.seconds(running, step_s)):
+        if self._advance(seconds):
             self._kept.spare(image for task in waiting for image in past(task.images, task.n_computed, task.n_looked_at))
         self._fail(waiting)
 

@@ -170,6 +170,31 @@ def test_without_anybody_who_waits_an_image_is_encoded_in_few_parts() -> None:
     assert [(begin, end) for _, begin, end in simulation.eyes.encoder.parts] == [(0, 1), (1, 6)], "the first is a measurement"
 
 
+def test_a_long_prompt_is_not_kept_waiting_for_the_images_of_others() -> None:
+    """Between two of its steps they get as long as a step takes, or the least that they always get."""
+    eyes = FakeEyes(FakeVision(is_causal=True))
+    simulation = SeeingSimulation(eyes=eyes, n_batch=16, n_ctx=400, n_parallel=8, token_gap_s=0.2)
+    turns, now, run = simulation.engine.loop.images, [0.0], eyes.encoder.run
+    assert turns is not None
+    turn = turns.turn
+    turns.turn = lambda running, step_s, *, is_idle: turn(running, min(step_s, 0.01), is_idle=is_idle)  # type: ignore[method-assign]
+    turns.encoding._clock = lambda: now[0]
+
+    def slow(piece: Any, states: Any, begin: int, end: int) -> Any:
+        now[0] += 0.02 * (end - begin)
+        return run(piece, states, begin, end)
+
+    eyes.encoder.run = slow  # type: ignore[method-assign]
+    simulation.show([file(2, 2, number) for number in range(1, 40)], 1)
+    reader = simulation.ask([99] * 160, 1)
+    simulation.run(lambda: reader.request.n_computed > 0)
+    began, n_steps = now[0], simulation.engine.loop.n_steps
+    simulation.run(lambda: reader.end is not None)
+    assert 0 < now[0] - began <= 0.06 * (simulation.engine.loop.n_steps - n_steps)
+    simulation.run()
+    check(simulation)
+
+
 def test_text_before_an_image_is_computed_while_that_is_encoded() -> None:
     simulation = SeeingSimulation(n_batch=16, token_gap_s=1e-9)
     simulation.show([3], 60, ignore_eos=True)
