@@ -58,8 +58,8 @@ class ImageTurns:
         if self._store(waiting, seconds):
             return
         images = [image for image in wanted.values() if image.problem is None]
-        if not any(image is self.encoding.image for image in images):
-            self.encoding.drop()  # nobody waits for it any more
+        if not any(image is self.encoding.image and image.pieces is not None for image in images):
+            self.encoding.drop()  # nobody waits for it any more, or nobody did for a moment, and it was not kept
             if not images:
                 return
             if not self._begin(images, is_idle=is_idle):

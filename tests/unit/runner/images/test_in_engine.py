@@ -241,6 +241,26 @@ def test_an_image_that_another_still_wants_goes_on_when_the_first_is_cancelled()
     check(simulation)
 
 
+def test_an_engine_that_starts_afresh_begins_the_image_under_way_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = SeeingSimulation(token_gap_s=1e-9, image_cache_bytes=0)
+    simulation.ask([5], 100, ignore_eos=True)
+    simulation.run(until=lambda: bool(simulation.asked[0].text))
+    simulation.show([6, CAT])
+    simulation.turn()
+    assert 0 < len(simulation.eyes.encoder.parts) < 6
+
+    def out_of_step(_queue: Any) -> None:
+        raise RuntimeError("out of step")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(simulation.engine.loop.scheduler, "plan", out_of_step)
+        simulation.engine.loop.turn()
+    assert all(isinstance(asked.end, Failed) for asked in simulation.asked)
+    again = simulation.show([6, CAT])
+    simulation.run(lambda: again.end is not None)
+    assert isinstance(again.end, Done), again.end
+
+
 def test_an_encoder_that_fails_ends_those_who_wait_for_it_and_nobody_else() -> None:
     simulation = SeeingSimulation()
 
