@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from puna.errors import BadRequest, FileFormatError
+from puna.errors import BadRequest, FileFormatError, MissingTensors
 from puna.gguf.layers import MAX_LAYERS
 from puna.gguf.reader import GGUFFile
 from puna.ml.backend import Backend, Context, Use
@@ -174,6 +174,14 @@ def _gated(x: Tensor, gate: Tensor | None) -> Tensor:
     return x if gate is None else x * gate
 
 
+def _check_gates(beyond: Sequence[Layer]) -> None:
+    """Errors: MissingTensors where one of the global layers would add all that it finds."""
+    gates = [(i, name, gate) for i, it in enumerate(beyond) for name, gate in (("attn", it.attention_gate), ("ffn", it.mlp_gate))]
+    missing = [f"v.global.blk.{i}.{name}_gate" for i, name, gate in gates if gate is None]
+    if missing:
+        raise MissingTensors(missing)
+
+
 class MLlamaVision:
     is_cross_attended = True
 
@@ -200,6 +208,7 @@ class MLlamaVision:
         cls: type[Any] = SwappedLayers if is_swapped(file, replace(o, n_layers=o.n_local)) else Layers
         layers = bind(cls, backend, file, {"local": o.n_local, "beyond": o.n_global}, dims)
         self.layers: list[Layer] = [*layers.local, *layers.beyond]
+        _check_gates(layers.beyond)
 
     # Images.
 

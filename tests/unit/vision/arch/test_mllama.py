@@ -163,7 +163,8 @@ def test_a_part_that_is_missing_or_of_another_size(path: Path, tmp_path: Path) -
     other = TinyFile("llama", marks=[IMAGE], n_embd=128).save(tmp_path / "text.gguf")
     with pytest.raises(FileFormatError, match=r"mm\.0"), opened_eyes(path, other):
         pass
-    for name in ("v.class_embd", "v.post_tile_position_embd.weight", "v.global.blk.1.attn_out.weight"):
+    names = ("v.class_embd", "v.post_tile_position_embd.weight", "v.global.blk.1.attn_out.weight")
+    for name in (*names, "v.global.blk.0.attn_gate", "v.global.blk.1.ffn_gate"):
         changed = Translation(path)
         del changed.tensors[name]
         without = changed.save(tmp_path / "without.gguf", "mllama")
