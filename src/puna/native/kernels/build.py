@@ -73,11 +73,11 @@ def sources() -> list[Path]:
     return sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 
 
-def key(command: list[str], options: tuple[str, ...]) -> str:
+def key(command: list[str], options: tuple[str, ...], machine: str = platform.machine()) -> str:
     """The same key, the same library."""
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
-    sets = sorted(instruction_sets().items()), sorted(PER_INSTRUCTIONS.items())
-    parts = [version, *command, *options, repr(sets), platform.machine(), *platform.libc_ver()]
+    sets = sorted(instruction_sets(machine).items()), sorted(PER_INSTRUCTIONS.items())
+    parts = [version, *command, *options, repr(sets), machine, *platform.libc_ver()]
     parts += [source.name + "\0" + source.read_text() for source in sources()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
@@ -130,6 +130,22 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "puna" / "kernels"
 
 
+def kept(
+    command: list[str],
+    options: tuple[str, ...] = OPTIONS,
+    machine: str = platform.machine(),
+    cache: Path | None = None,
+) -> Path:
+    """The library in the cache, compiled now if it is not there.
+
+    Errors: BuildError.
+    """
+    library = (cache or cache_folder()) / key(command, options, machine) / LIBRARY.name
+    if not library.exists():
+        compile_library(library, command, options, machine)
+    return library
+
+
 def build(target: Path = LIBRARY, cache: Path | None = None) -> Path:
     """The library at *target*, from the cache or compiled now.
 
@@ -138,12 +154,10 @@ def build(target: Path = LIBRARY, cache: Path | None = None) -> Path:
     command = compiler()
     if not command:
         raise BuildError("no C++ compiler was found")
-    kept = (cache or cache_folder()) / key(command, OPTIONS) / LIBRARY.name
-    if not kept.exists():
-        compile_library(kept, command)
+    library = kept(command, OPTIONS, cache=cache)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_suffix(f".{os.getpid()}")
-    shutil.copyfile(kept, scratch)
+    shutil.copyfile(library, scratch)
     os.replace(scratch, target)
     return target
 

@@ -15,7 +15,7 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1",
 def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Path] = []
 
-    def compile_library(target: Path, command: list[str], options: tuple[str, ...] = ()) -> None:
+    def compile_library(target: Path, command: list[str], options: tuple[str, ...], machine: str) -> None:
         calls.append(target)
         target.parent.mkdir(parents=True)
         target.write_text("compiled")
@@ -28,6 +28,22 @@ def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(build, "OPTIONS", (*build.OPTIONS, "-DOTHER"))
     build.build(tmp_path / "package" / "third.so", tmp_path / "cache")
     assert len(calls) == 2
+
+
+def test_options_and_processors_have_libraries_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[tuple[str, ...], str]] = []
+
+    def compile_library(target: Path, command: list[str], options: tuple[str, ...], machine: str) -> None:
+        compiled.append((options, machine))
+        target.parent.mkdir(parents=True)
+        target.touch()
+
+    monkeypatch.setattr(build, "compile_library", compile_library)
+    wanted = [(options, machine) for options in ((), ("-g",)) for machine in ("x86_64", "aarch64")]
+    libraries = {build.kept(build.compiler(), *one, cache=tmp_path) for one in [*wanted, *wanted]}
+    assert compiled == wanted
+    assert len(libraries) == len(wanted)
+    assert all(library.exists() for library in libraries)
 
 
 def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +94,8 @@ def test_every_instruction_set_is_compiled() -> None:
 
 
 @pytest.fixture(scope="module")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("sanitized") / "libsanitized.so"
-    build.compile_library(library, build.compiler(), (*build.OPTIONS, *SANITIZED))
-    return library
+def sanitized() -> Path:
+    return build.kept(build.compiler(), (*build.OPTIONS, *SANITIZED))
 
 
 @pytest.mark.thorough
