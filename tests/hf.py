@@ -74,13 +74,15 @@ _DTYPES = {
 def write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     """Arrays of uint16 stand for BF16, of int8 for F8_E4M3."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data = b""
+    end = 0
     for name, values in tensors.items():
-        offsets = [len(data), len(data) + values.nbytes]
-        header[name] = {"dtype": _DTYPES[values.dtype.name], "shape": list(values.shape), "data_offsets": offsets}
-        data += values.tobytes()
+        begin, end = end, end + values.nbytes
+        header[name] = {"dtype": _DTYPES[values.dtype.name], "shape": list(values.shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for values in tensors.values():
+            file.write(values.tobytes())
 
 
 def bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:

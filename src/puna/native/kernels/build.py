@@ -73,11 +73,11 @@ def sources() -> list[Path]:
     return sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 
 
-def key(command: list[str], options: tuple[str, ...]) -> str:
+def key(command: list[str], options: tuple[str, ...], machine: str = platform.machine()) -> str:
     """The same key, the same library."""
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
-    sets = sorted(instruction_sets().items()), sorted(PER_INSTRUCTIONS.items())
-    parts = [version, *command, *options, repr(sets), platform.machine(), *platform.libc_ver()]
+    sets = sorted(instruction_sets(machine).items()), sorted(PER_INSTRUCTIONS.items())
+    parts = [version, *command, *options, repr(sets), machine, *platform.libc_ver()]
     parts += [source.name + "\0" + source.read_text() for source in sources()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
@@ -162,6 +162,24 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "puna" / "kernels"
 
 
+def kept(
+    command: list[str],
+    options: tuple[str, ...] = OPTIONS,
+    machine: str = platform.machine(),
+    cache: Path | None = None,
+) -> Path:
+    """The library in the cache, compiled if it is not there as it was written: a power failure may leave less of it.
+
+    Errors: BuildError; OSError and RuntimeError where nothing can be kept.
+    """
+    library = (cache or cache_folder()) / key(command, options, machine) / LIBRARY.name
+    seal = library.with_suffix(".sha256")
+    if not (library.exists() and seal.exists() and seal.read_text() == _digest(library)):
+        compile_library(library, command, options, machine)
+        seal.write_text(_digest(library))
+    return library
+
+
 def build(target: Path = LIBRARY, cache: Path | None = None) -> Path:
     """The library at *target*, from the cache or compiled now.
 
@@ -171,30 +189,17 @@ def build(target: Path = LIBRARY, cache: Path | None = None) -> Path:
     if not command:
         raise BuildError("no C++ compiler was found")
     try:
-        kept = _kept(command, cache)
+        library: Path | None = kept(command, OPTIONS, cache=cache)
     except (OSError, RuntimeError):  # there is no home, or it cannot be written
-        kept = None
+        library = None
     try:
-        if kept is None:
-            compile_library(target, command)
+        if library is None:
+            compile_library(target, command, OPTIONS)
         else:
-            _put(kept, target)
+            _put(library, target)
     except OSError as error:
         raise BuildError(f"{target} cannot be written: {error}") from error
     return target
-
-
-def _kept(command: list[str], cache: Path | None) -> Path:
-    """The library in the cache, compiled if it is not there as it was written: a power failure may leave less of it.
-
-    Errors: BuildError; OSError and RuntimeError where nothing can be kept.
-    """
-    library = (cache or cache_folder()) / key(command, OPTIONS) / LIBRARY.name
-    seal = library.with_suffix(".sha256")
-    if not (library.exists() and seal.exists() and seal.read_text() == _digest(library)):
-        compile_library(library, command)
-        seal.write_text(_digest(library))
-    return library
 
 
 def _digest(file: Path) -> str:

@@ -21,16 +21,14 @@ pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library() -> Path:
     needs.arm()
-    library = tmp_path_factory.mktemp("arm") / "libarm.so"
-    build.compile_library(library, [COMPILER], machine="aarch64")
-    return library
+    return build.kept([COMPILER], machine="aarch64")
 
 
-def computed(library: Path, name: str, *arguments: str, cpu: str = "max") -> list[str]:
+def computed(library: Path, folder: Path, name: str, *arguments: str, cpu: str = "max") -> list[str]:
     """What a program of this folder says that it computed with; it ends with the largest difference that it found."""
-    program, source = library.with_name(name), Path(__file__).with_name(f"{name}.cpp")
+    program, source = folder / name, Path(__file__).with_name(f"{name}.cpp")
     options = ("-std=c++17", "-O1", "-pthread", f"-I{build.FOLDER}")
     subprocess.run([COMPILER, *options, str(source), str(library), "-o", str(program)], check=True, timeout=600)
     command = [EMULATOR, "-cpu", cpu, "-L", SYSTEM, "-E", f"LD_LIBRARY_PATH={library.parent}", str(program), *arguments]
@@ -40,14 +38,14 @@ def computed(library: Path, name: str, *arguments: str, cpu: str = "max") -> lis
     return names
 
 
-def test_every_format_and_size_is_as_the_portable_one_s(library: Path) -> None:
-    assert computed(library, "every_product") == ALL
+def test_every_format_and_size_is_as_the_portable_one_s(library: Path, tmp_path: Path) -> None:
+    assert computed(library, tmp_path, "every_product") == ALL
 
 
-def test_attention_is_exact_and_has_the_same_bits_with_any_number_of_threads(library: Path) -> None:
-    assert computed(library, "every_attention", "6") == ALL
+def test_attention_is_exact_and_has_the_same_bits_with_any_number_of_threads(library: Path, tmp_path: Path) -> None:
+    assert computed(library, tmp_path, "every_attention", "6") == ALL
 
 
-def test_a_processor_is_asked_what_it_has(library: Path) -> None:
-    assert computed(library, "every_attention", "1", cpu="cortex-a53") == ["neon", "portable"]
-    assert computed(library, "every_attention", "1", cpu="neoverse-n1") == ["neon_dot", "neon", "portable"]
+def test_a_processor_is_asked_what_it_has(library: Path, tmp_path: Path) -> None:
+    assert computed(library, tmp_path, "every_attention", "1", cpu="cortex-a53") == ["neon", "portable"]
+    assert computed(library, tmp_path, "every_attention", "1", cpu="neoverse-n1") == ["neon_dot", "neon", "portable"]

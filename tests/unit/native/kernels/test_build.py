@@ -27,7 +27,7 @@ def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pyte
     needs.cxx_compiler()
     calls: list[Path] = []
 
-    def compile_library(target: Path, command: list[str], options: tuple[str, ...] = ()) -> None:
+    def compile_library(target: Path, command: list[str], options: tuple[str, ...], machine: str) -> None:
         calls.append(target)
         target.parent.mkdir(parents=True)
         target.write_text("compiled")
@@ -42,7 +42,7 @@ def test_the_library_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pyte
     assert len(calls) == 2
 
 
-def writes(target: Path, _command: list[str], _options: tuple[str, ...] = ()) -> None:
+def writes(target: Path, _command: list[str], *_others: object) -> None:
     """In the place of a compiler."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("compiled")
@@ -81,6 +81,22 @@ def test_what_is_kept_and_damaged_is_compiled_again(tmp_path: Path, monkeypatch:
     build.build(tmp_path / "library.so", tmp_path / "cache")
     next((tmp_path / "cache").glob(f"*/{build.LIBRARY.name}")).write_text(kept)
     assert build.build(tmp_path / "library.so", tmp_path / "cache").read_text() == "compiled"
+
+
+def test_options_and_processors_have_libraries_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[tuple[str, ...], str]] = []
+
+    def compile_library(target: Path, command: list[str], options: tuple[str, ...], machine: str) -> None:
+        compiled.append((options, machine))
+        target.parent.mkdir(parents=True)
+        target.write_text("compiled")
+
+    monkeypatch.setattr(build, "compile_library", compile_library)
+    wanted = [(options, machine) for options in ((), ("-g",)) for machine in ("x86_64", "aarch64")]
+    libraries = {build.kept(build.compiler(), *one, cache=tmp_path) for one in [*wanted, *wanted]}
+    assert compiled == wanted
+    assert len(libraries) == len(wanted)
+    assert all(library.exists() for library in libraries)
 
 
 def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,10 +190,8 @@ def test_what_an_older_compiler_does_not_know_is_left_out(
 
 
 @pytest.fixture(scope="module")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("sanitized") / "libsanitized.so"
-    build.compile_library(library, needs.cxx_compiler(), (*build.OPTIONS, *SANITIZED))
-    return library
+def sanitized() -> Path:
+    return build.kept(needs.cxx_compiler(), (*build.OPTIONS, *SANITIZED))
 
 
 @pytest.mark.thorough
