@@ -6,7 +6,8 @@ MODEL ?= smollm2:135m
 TOKENS ?= 500
 ARGS ?=
 PKG ?=
-JOBS ?= auto
+# One more than there are cores: tests wait for servers, clients and programs a fifth of their time.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN := .venv/bin
 # The files of tests as tests/times.txt orders them, not those with the most tests first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
