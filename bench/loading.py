@@ -1,6 +1,7 @@
 """From a request for a model that is not loaded to its first token: with and without a spare runner, and beside llama-cpp-python.
 
-Puna's server is up; the request starts a runner, or takes the spare one. llama-cpp-python is a fresh Python process that
+Puna's server is up and has the model; the request starts a runner, or takes the spare one. The first load of a large model packs
+its matrices and keeps them, which later loads find: both have rows. llama-cpp-python is a fresh Python process that
 imports the package, loads the file and picks one token, timed from its start. The same prompt, context and threads, on a
 warm disk cache, taking turns. The rows "after" another model load one where only one may be loaded: the other has to go.
 
@@ -29,11 +30,14 @@ from bench import models
 from bench.ending import interrupt_on_sigterm
 from bench.facts import facts
 from bench.load import chaos, contenders
+from puna import packed_files
+from puna.ml.ggml.packed_cache import KEPT_FROM_BYTES
 from puna.native import cpu
 
 PROMPT = "Once upon a time there was a little fox."
 N_CTX = 2048
 READY_S = 30.0
+KEPT_S = 120.0
 SIDES = ("spare", "cold", "peer")
 
 PEER = """
@@ -67,17 +71,34 @@ class Row:
 class Server:
     """Where at most one model is loaded."""
 
-    def __init__(self, server: chaos.Server, *, has_spare: bool) -> None:
+    def __init__(self, server: chaos.Server, models: Path, *, has_spare: bool) -> None:
         self._server = server
+        self._models = models
         self._has_spare = has_spare
         self._client = httpx.Client(base_url=server.url, timeout=300)
 
-    def first_token(self, path: Path) -> tuple[float, int]:
+    def create(self, name: str, path: Path) -> None:
+        with contenders.scratch() as folder:
+            (folder / "Modelfile").write_text(f"FROM {path}\n")
+            command = [sys.executable, "-m", "puna", "create", name, "-f", str(folder / "Modelfile")]
+            subprocess.run(command, env={**os.environ, "OLLAMA_HOST": self._server.url}, stdout=subprocess.DEVNULL, check=True)
+
+    def wait_for_packed(self, n: int) -> None:
+        """Until the packed weights of so many models are kept."""
+        deadline = time.monotonic() + KEPT_S
+        while time.monotonic() < deadline:
+            names = [path.name for path in (self._models / packed_files.FOLDER).glob("*")]
+            if len(names) == n and not any(name.endswith(packed_files.UNFINISHED) for name in names):
+                return
+            time.sleep(0.1)
+        sys.exit("packed weights were not kept")
+
+    def first_token(self, model: str) -> tuple[float, int]:
         """Seconds from the request to the answer's first piece, once there is a spare; the runner's resident bytes."""
         if self._has_spare:
             self._wait_for_spare()
         options = {"num_ctx": N_CTX, "num_predict": 1, "temperature": 0}
-        body = {"model": str(path), "prompt": PROMPT, "raw": True, "options": options}
+        body = {"model": model, "prompt": PROMPT, "raw": True, "options": options}
         begin = time.perf_counter()
         with self._client.stream("POST", "/api/generate", json=body) as response:
             parts = response.iter_bytes()
@@ -86,7 +107,7 @@ class Server:
             for _ in parts:
                 pass
         if response.status_code != 200 or b'"response"' not in data:
-            sys.exit(f"{path} was not loaded: {data!r}")
+            sys.exit(f"{model} was not loaded: {data!r}")
         return seconds, max(runner.memory_info().rss for runner in self._server.look())
 
     def unload(self) -> None:
@@ -133,44 +154,41 @@ def serving(*, has_spare: bool) -> Iterator[Server]:
     with contenders.scratch() as folder:
         environment = {"OLLAMA_MAX_LOADED_MODELS": "1", "PUNA_WARM_SPARE": str(int(has_spare)), "OLLAMA_KEEP_ALIVE": "-1"}
         with chaos.serving(folder, **environment) as process:
-            server = Server(process, has_spare=has_spare)
+            server = Server(process, folder / "models", has_spare=has_spare)
             try:
                 yield server
             finally:
                 server.close()
 
 
-@contextmanager
-def linked(files: dict[str, Path]) -> Iterator[dict[str, Path]]:
-    """Names that end in .gguf, as a caller on this machine may give them."""
-    with contenders.scratch() as folder:
-        links = {name: folder / f"{name}.gguf" for name in files}
-        for name, link in links.items():
-            link.symlink_to(files[name])
-        yield links
-
-
 def measure(files: dict[str, Path], runs: int) -> list[Row]:
+    first = {name: Row(name, "first load") for name in files}
     loads = {name: Row(name, "load") for name in files}
     names = list(files)
     swaps = {name: Row(name, f"after {other}") for name, other in zip(names, names[::-1], strict=True) if name != other}
     with ExitStack() as stack:
-        paths = stack.enter_context(linked(files))
         servers = {side: stack.enter_context(serving(has_spare=side == "spare")) for side in ("spare", "cold")}
-        for path in files.values():
+        n_packed = 0
+        for name, path in files.items():
+            n_packed += path.stat().st_size > KEPT_FROM_BYTES
+            for side, server in servers.items():
+                server.create(name, path)
+                first[name].add(side, server.first_token(name))
+                server.wait_for_packed(n_packed)
+                server.unload()
             path.read_bytes()  # into the disk cache
         for _ in range(runs):
-            for name, path in paths.items():
+            for name, path in files.items():
                 for side, server in servers.items():
-                    loads[name].add(side, server.first_token(path))
+                    loads[name].add(side, server.first_token(name))
                     server.unload()
                 loads[name].add("peer", peer_first_token(path))
             for side, server in servers.items() if swaps else ():
-                server.first_token(paths[names[0]])
+                server.first_token(names[0])
                 for name in (*names[1:], names[0]):
-                    swaps[name].add(side, server.first_token(paths[name]))
+                    swaps[name].add(side, server.first_token(name))
                 server.unload()
-    return [*loads.values(), *swaps.values()]
+    return [*first.values(), *loads.values(), *swaps.values()]
 
 
 def has_peer() -> bool:

@@ -38,7 +38,8 @@ def bash(nobody: dict[str, str], tmp_path: Path) -> Iterator[Screen]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{nobody['PATH']}"
     script = ["-c", "import os; os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])"]
     with terminal(env={**nobody, "PATH": path, "PS1": "$ "}, cwd=tmp_path, script=script, columns=120) as screen:
-        screen.send(f"PS1='ready: '; source {ROOT}/share/bash-completion/completions/puna\r")
+        # Spelt otherwise than it is shown: what was typed is no prompt yet.
+        screen.send(f"PS1='rea''dy: '; source {ROOT}/share/bash-completion/completions/puna\r")
         screen.wait_for("completions/puna")
         screen.wait_for("ready: ")
         yield screen

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 
 LOST_AFTER_S = 15.0
+_PIECE_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -291,11 +292,18 @@ async def _ended(*tasks: asyncio.Task[Any]) -> None:
 
 async def _send_file(path: Path, writer: asyncio.StreamWriter) -> None:
     """Errors: StoreError when it cannot be read; ConnectionError."""
+    sent = 0
+    while data := await asyncio.to_thread(_piece, path, sent):
+        writer.write(data)
+        await writer.drain()
+        sent += len(data)
+
+
+def _piece(path: Path, begin: int) -> bytes:
+    """Opened for each: who is cancelled meanwhile leaves no open file behind."""
     try:
-        file = await asyncio.to_thread(path.open, "rb")
+        with path.open("rb") as file:
+            file.seek(begin)
+            return file.read(_PIECE_BYTES)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-    with file:
-        while data := await asyncio.to_thread(file.read, 1 << 20):
-            writer.write(data)
-            await writer.drain()

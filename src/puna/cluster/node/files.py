@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from puna.cluster.messages import File, Model
-from puna.errors import BadRequest, NotFound
+from puna.errors import BadRequest, NotFound, StoreError
 from puna.llm.load import LoadRequirements
 from puna.store.disk.blobs import CHUNK_BYTES, Blobs
 
@@ -74,7 +75,14 @@ async def receive(blobs: Blobs, digest: str, n_bytes: int, reader: asyncio.Strea
     Errors: BadRequest when they are not what the digest says, too few, or no longer come; DiskFull; StoreError.
     """
     blobs.path(digest)
-    writer = await asyncio.to_thread(blobs.writer, n_bytes)
+    # No task, which the end of the loop would cancel as well.
+    opening = asyncio.get_running_loop().run_in_executor(None, blobs.writer, n_bytes)
+    try:
+        writer = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with suppress(StoreError), await opening:
+            pass  # begun all the same, in its thread
+        raise
     with writer:
         left = n_bytes
         while left:

@@ -5,7 +5,9 @@ import gc
 import hashlib
 import socket
 import struct
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -27,6 +29,7 @@ from puna.cluster.messages import (
 )
 from puna.cluster.node import files, service
 from puna.errors import BadRequest, DiskFull, NodeLost, NotFound
+from puna.store.store import Store
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fleet import KEY, Scripted, ask, fleet, requirements, until
 from tests.unit.llm.scripted import write_script
@@ -129,6 +132,58 @@ def test_what_is_not_what_its_digest_says_stays_nowhere(tmp_path: Path) -> None:
             await line.close()
 
     asyncio.run(play())
+
+
+def test_a_file_is_closed_whose_delivery_ends_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, go_on, opened = threading.Event(), threading.Event(), list[Any]()
+    given, plain = tmp_path / "given", Path.open
+
+    def slow(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path != given:
+            return plain(path, *arguments, **options)
+        opening.set()
+        go_on.wait()
+        opened.append(plain(path, *arguments, **options))
+        return opened[0]
+
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            line = await Line.connect("127.0.0.1", machines.machines_["a"].port, KEY, "x", lambda _: None)
+            delivery = asyncio.create_task(line.deliver(given, "sha256:" + "0" * 64, 5))
+            await asyncio.to_thread(opening.wait)
+            delivery.cancel()
+            await asyncio.wait({delivery})
+            go_on.set()
+            await line.close()
+
+    given.write_bytes(b"bytes")
+    monkeypatch.setattr(Path, "open", slow)
+    asyncio.run(play())
+    assert [file.closed for file in opened] == [True]
+
+
+def test_what_is_begun_for_a_delivery_that_ends_meanwhile_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, go_on = threading.Event(), threading.Event()
+    blobs = Store(tmp_path / "store").blobs
+    plain = blobs.writer
+
+    def slow(n_bytes: int) -> Any:
+        opening.set()
+        go_on.wait()
+        return plain(n_bytes)
+
+    async def play() -> None:
+        receiving = asyncio.create_task(files.receive(blobs, "sha256:" + "0" * 64, 5, asyncio.StreamReader()))
+        await asyncio.to_thread(opening.wait)
+        receiving.cancel()
+        go_on.set()
+        await asyncio.wait({receiving})
+        assert receiving.cancelled()
+
+    monkeypatch.setattr(blobs, "writer", slow)
+    asyncio.run(play())
+    gc.collect()  # a file that is open still would complain here
+    assert list(blobs.folder.iterdir()) == []
 
 
 def test_a_delivery_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
