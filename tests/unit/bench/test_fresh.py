@@ -9,7 +9,7 @@ import pytest
 from bench import fresh
 
 NETWORK = {
-    "PIP_INDEX_URL": "https://index.test/simple",
+    "PIP_RETRIES": "2",
     "SSL_CERT_FILE": "/etc/own certificates.crt",
     "NODE_EXTRA_CA_CERTS": "/etc/own certificates.crt",
     "NPM_CONFIG_REGISTRY": "https://registry.test",
