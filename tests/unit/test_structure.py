@@ -52,6 +52,13 @@ def test_the_life_of_a_request_leads_through_every_room_of_the_server_in_order()
     assert rooms == set(visited)
 
 
+def test_both_lists_of_packages_have_all_of_them() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    (drawn,) = re.findall(r"^src/puna/\n((?:  \w+/ .*\n)+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"^  (\w+)/", drawn, re.MULTILINE)) == packages
+    assert set(re.findall(r"^\| `(\w+)/` \|", (ROOT / "docs" / "structure.md").read_text(), re.MULTILINE)) == packages
+
+
 def rooms() -> Iterator[Path]:
     for name in ROOMS:
         yield from (path.parent for path in sorted((PACKAGE / name).rglob("__init__.py")))
