@@ -362,6 +362,12 @@ class Health(Message, frozen=True):
     images_reused: int = 0  # that a request found encoded, by itself or by another
     image_cache_bytes: int = 0  # of the host's memory, taken by encoded images
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What only grows as long as the runner lives."""
+        names = ("steps", "tokens", "answer_tokens", "images_encoded", "images_reused")
+        return {name: getattr(self, name) for name in names}
+
 
 class HeldSequence(Message, frozen=True):
     """A sequence of the cache in numbers: whoever looks on learns how much is held, never what."""

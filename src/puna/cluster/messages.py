@@ -140,9 +140,20 @@ class ReplicaReport(Message, frozen=True):
     seconds_left: float = 0.0
     is_pinned: bool = False
     reply: wire.LoadReply | None = None
+    run: str = ""  # of its runner; whatever else ran there before or comes later has another
     health: wire.Health | None = None
     added: bytes = b""
     removed: bytes = b""
+
+
+class Ended(Message, frozen=True):
+    """A replica that is no more, and how its runner was last."""
+
+    run: str
+    key: str
+    name: str
+    digest: str
+    health: wire.Health
 
 
 class Report(Message, frozen=True, tag="report"):
@@ -150,6 +161,7 @@ class Report(Message, frozen=True, tag="report"):
     total: int
     is_retiring: bool = False
     replicas: list[ReplicaReport] = []
+    ended: list[Ended] = []  # since the report before
 
 
 class Opened(Message, frozen=True, tag="opened"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from typing import Protocol
 
 from puna import wire
@@ -10,6 +10,11 @@ from puna import wire
 
 class Watched(Protocol):
     """What can be asked how it is."""
+
+    @property
+    def run(self) -> Hashable:
+        """The same for one process, and never that of another."""
+        ...
 
     async def health(self) -> wire.Health: ...
     async def occupancy(self) -> wire.Occupancy: ...

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
@@ -82,6 +82,7 @@ class Runner:
     has_lost_worker = False  # on another machine, and has ended for that
 
     def __init__(self, process: asyncio.subprocess.Process | Attached, channel: Channel) -> None:
+        self.run: Hashable = object()  # outlives it wherever its counts do, and is equal to no other
         self._process = process
         self._channel = channel
         self._tail = Tail()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter as Counted
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -36,11 +36,16 @@ async def text(metrics: Metrics) -> bytes:
 
 
 async def _healths(metrics: Metrics) -> list[tuple[str, wire.Health]]:
-    """How the runners are, by their models' labels; what does not answer soon is left out."""
+    """How the runners are, by their models' labels; what does not answer soon is left out. What they count is counted."""
     loaded = metrics.models.runners()
     found = await asyncio.gather(*(_health(runner) for _, runner in loaded))
-    names = [metrics.labels.of(model) for model, _ in loaded]
-    return [(name, health) for name, health in zip(names, found, strict=True) if health is not None]
+    healths = []
+    for (model, runner), health in zip(loaded, found, strict=True):
+        if health is not None:
+            label = metrics.labels.of(model)
+            metrics.models.totals.heard(runner.run, label, health.counts)
+            healths.append((label, health))
+    return healths
 
 
 async def _health(runner: Watched) -> wire.Health | None:
@@ -114,28 +119,32 @@ class _Running(Collector):
         yield from self._of_runners()
 
     def _of_runners(self) -> Iterator[Metric]:
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
-            "active": GaugeMetricFamily("puna_runner_requests_active", "Requests being computed.", labels=["model"]),
-            "waiting": GaugeMetricFamily("puna_runner_requests_waiting", "Requests that wait for a place.", labels=["model"]),
-            "cache_cells": GaugeMetricFamily("puna_cache_cells", "Tokens that the cache can hold.", labels=["model"]),
-            "cache_used": GaugeMetricFamily("puna_cache_cells_used", "Those that hold a token.", labels=["model"]),
-            "host_cache_bytes": GaugeMetricFamily(
-                "puna_host_cache_bytes", "Memory taken by prefixes that lost their place in the cache.", labels=["model"]
-            ),
-            "host_cache_entries": GaugeMetricFamily("puna_host_cache_entries", "So many prefixes.", labels=["model"]),
-            "images_encoded": CounterMetricFamily("puna_images_encoded", "Images that were encoded.", labels=["model"]),
-            "images_reused": CounterMetricFamily(
-                "puna_images_reused", "Images that a request found encoded, or in the hands of another.", labels=["model"]
-            ),
-            "image_cache_bytes": GaugeMetricFamily("puna_image_cache_bytes", "Memory taken by images.", labels=["model"]),
-            "steps": CounterMetricFamily("puna_runner_steps", "Steps that the engine has computed.", labels=["model"]),
-            "tokens": CounterMetricFamily("puna_runner_tokens", "Tokens computed, of prompts and answers.", labels=["model"]),
-            "answer_tokens": CounterMetricFamily("puna_runner_answer_tokens", "Those of answers.", labels=["model"]),
+        levels = {
+            "active": ("puna_runner_requests_active", "Requests being computed."),
+            "waiting": ("puna_runner_requests_waiting", "Requests that wait for a place."),
+            "cache_cells": ("puna_cache_cells", "Tokens that the cache can hold."),
+            "cache_used": ("puna_cache_cells_used", "Those that hold a token."),
+            "host_cache_bytes": ("puna_host_cache_bytes", "Memory taken by prefixes that lost their place in the cache."),
+            "host_cache_entries": ("puna_host_cache_entries", "So many prefixes."),
+            "image_cache_bytes": ("puna_image_cache_bytes", "Memory taken by images."),
         }
-        for name, family in families.items():
-            sums: Counted[str] = Counted()
+        counts = {
+            "images_encoded": ("puna_images_encoded", "Images that were encoded."),
+            "images_reused": ("puna_images_reused", "Images that a request found encoded, or in the hands of another."),
+            "steps": ("puna_runner_steps", "Steps that engines have computed, those that have ended included."),
+            "tokens": ("puna_runner_tokens", "Tokens computed, of prompts and answers."),
+            "answer_tokens": ("puna_runner_answer_tokens", "Those of answers."),
+        }
+        for field, (name, text) in levels.items():
+            level, sums = GaugeMetricFamily(name, text, labels=["model"]), Counted[str]()
             for label, health in self._healths:
-                sums[label] += getattr(health, name)
-            for label, value in sums.items():
-                family.add_metric([label], value)
-        yield from families.values()
+                sums[label] += getattr(health, field)
+            yield _filled(level, sums)
+        for field, (name, text) in counts.items():
+            yield _filled(CounterMetricFamily(name, text, labels=["model"]), self._loaded.totals.sums[field])
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family

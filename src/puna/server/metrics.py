@@ -1,7 +1,6 @@
 """What the server counts and measures.
 
-Knows generations, no API and no format: how numbers are shown is puna.server.exposition's business. Labels are names of stored
-models, up to a number; files have one label for all, since whoever reads numbers need not learn where they lie.
+Knows generations, no API and no format: how numbers are shown is puna.server.exposition's business.
 """
 
 from __future__ import annotations
@@ -19,32 +18,13 @@ from puna.server.numbers import Number, Spread
 from puna.server.placing.loaded import Loadable
 from puna.server.placing.placement import Table
 from puna.server.records import Follow, Record
-from puna.store.models.model import StoredModel
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-FILE_LABEL = "(file)"
-OTHER_LABEL = "(other)"
-MAX_LABELS = 100  # names that were ever asked for; every one is remembered, and sent at every look
 _MODEL = ("model",)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-
-
-class Labels:
-    """Which label a model has."""
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-
-    def of(self, model: Loadable) -> str:
-        if not isinstance(model, StoredModel) or not model.digest:  # no manifest
-            return FILE_LABEL
-        if model.name not in self._known and len(self._known) >= MAX_LABELS:
-            return OTHER_LABEL
-        self._known.add(model.name)
-        return model.name
 
 
 class Metrics:
@@ -52,7 +32,7 @@ class Metrics:
 
     def __init__(self, models: Table, spare: Spare | None = None) -> None:
         self.models, self.spare = models, spare
-        self.labels = Labels()
+        self.labels = models.labels
         self.followers: list[Follow] = []  # of every generation that ends
         self.collectors: list[Collector] = []  # of others, whose numbers are told with these
         self.numbers: list[Number] = []

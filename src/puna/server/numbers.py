@@ -1,12 +1,16 @@
-"""Numbers by labels: counts and levels, and spreads over ranges. Knows neither what is counted nor how numbers are shown."""
+"""Numbers by labels: counts and levels, spreads over ranges, and totals of what others count. Knows neither what is counted nor
+how numbers are shown.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Values = tuple[str, ...]  # of labels
+MAX_SOURCES = 1 << 12  # of which something was heard last; far more than ever live at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,3 +54,25 @@ class Spread:
         if labels not in self.values:
             self.values[labels] = Series(self.bounds)
         return self.values[labels]
+
+
+class Totals:
+    """Sums of what sources count of themselves, one that has ended included.
+
+    Each counts from nothing, and its counts end with it. A sum of those that live would fall then, and whoever reads counters
+    takes that for a new beginning and computes rates of work that nobody did.
+    """
+
+    def __init__(self, max_sources: int = MAX_SOURCES) -> None:
+        self.sums: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by name, and then by label
+        self._max_sources = max_sources
+        self._last: OrderedDict[Hashable, dict[str, int]] = OrderedDict()  # heard last comes last
+
+    def heard(self, source: Hashable, label: str, counts: Mapping[str, int]) -> None:
+        """What it has counted so far: that counts once, also when less comes late or the same comes twice."""
+        before = self._last.pop(source, {})
+        now = self._last[source] = {name: max(count, before.get(name, 0)) for name, count in counts.items()}
+        for name, count in now.items():
+            self.sums[name][label] += count - before.get(name, 0)
+        while len(self._last) > self._max_sources:
+            self._last.popitem(last=False)

@@ -75,6 +75,7 @@ class FakeRunner:
         self.n_asked = 0
         self.n_looks = 0
         self.steps = 0
+        self.tokens = 0  # of answered prompts and their answers
         self.is_lost = False
 
     def note(self, *event: Any) -> None:
@@ -137,6 +138,7 @@ class FakeRunner:
             self.ready = self.n_looks == self.script.load_asks
         status = "launched" if self.is_lost else "ready" if self.ready else "loading"
         found = {"status": status, "progress": self.progress, "active": self.active, "steps": self.steps}
+        found["tokens"] = self.tokens
         names = ("cache_cells", "cache_used", "host_cache_bytes", "host_cache_entries")
         return found | {name: getattr(self.script, name) for name in names}
 
@@ -239,6 +241,7 @@ class FakeRunner:
     def done(self, body: dict[str, Any], n: int, reason: str) -> dict[str, Any]:
         n_prompt = len(body["prompt"].split()) + len(body["context"])
         tokens = list(range(n_prompt + n)) if body["return_tokens"] else []
+        self.tokens += n_prompt + n
         return {
             "type": "done",
             "reason": reason,

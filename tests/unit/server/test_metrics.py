@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from puna.server import metrics
+from puna.server import labels
 from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import write_llama
 from tests.unit.server.apis.test_native import HI
@@ -93,7 +93,7 @@ def test_the_cache_and_the_queue_of_each_runner_are_seen(tmp_path: Path) -> None
 
 
 def test_labels_hold_no_paths_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MAX_LABELS", 3)
+    monkeypatch.setattr(labels, "MAX_LABELS", 3)
     live = Live(tmp_path)
     for number in range(5):
         live.add(f"model{number}")

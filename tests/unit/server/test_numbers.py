@@ -3,12 +3,14 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
 from puna.server.exposition import _Counted
 from puna.server.metrics import Metrics
-from puna.server.numbers import Number, Spread
+from puna.server.numbers import Number, Spread, Totals
 from puna.server.placing.table import LoadedModels
 
 
@@ -37,3 +39,33 @@ def lines(source: Collector | CollectorRegistry) -> list[str]:
     if registry is not source:
         registry.register(source)
     return re.findall(r"^puna_queue_seconds.*$", generate_latest(registry).decode(), re.MULTILINE)
+
+
+def test_what_has_ended_stays_in_the_sum_and_what_comes_after_adds_to_it() -> None:
+    totals = Totals()
+    for source, tokens in (("first", 5), ("first", 7), ("second", 1), ("second", 4)):
+        totals.heard(source, "model", {"tokens": tokens})
+    totals.heard("third", "another", {"tokens": 2})
+    assert totals.sums["tokens"] == {"model": 11, "another": 2}
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 100))))
+def test_in_whatever_order_and_however_often_it_is_told_a_sum_only_grows_and_each_counts_once(
+    said: list[tuple[int, int]],
+) -> None:
+    totals, last = Totals(), 0
+    for source, tokens in said:
+        totals.heard(source, "model", {"tokens": tokens})
+        assert totals.sums["tokens"]["model"] >= last
+        last = totals.sums["tokens"]["model"]
+    most = {source: max(tokens for one, tokens in said if one == source) for source, _ in said}
+    assert last == sum(most.values())
+
+
+def test_those_that_ended_long_ago_take_no_memory_and_one_that_lives_is_remembered() -> None:
+    totals = Totals(max_sources=8)
+    for number in range(1000):
+        totals.heard(number, "model", {"tokens": 3})
+        totals.heard("it lives", "model", {"tokens": 10 + number})
+    assert len(totals._last) == 8
+    assert totals.sums["tokens"]["model"] == 3 * 1000 + 10 + 999

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 from puna.cluster.head.nodes import Nodes
 from puna.cluster.head.replicas import Replica
 from puna.cluster.head.table import ReplicaTable
-from puna.server.metrics import FILE_LABEL
+from puna.cluster.messages import ReplicaReport
+from puna.server.labels import FILE_LABEL
 
 _REPLICA = ["model", "node"]
 
@@ -57,18 +58,24 @@ class ClusterMetrics(Collector):
 
     def _of_replicas(self) -> Iterator[Metric]:
         for name, text, value in _GAUGES:
-            yield self._filled(GaugeMetricFamily(name, text, labels=_REPLICA), value)
-        for name, text, value in _COUNTERS:
-            yield self._filled(CounterMetricFamily(name, text, labels=_REPLICA), value)
+            sums: Counter[tuple[str, str]] = Counter()
+            for replica in self._scheduler.models.replicas():
+                if replica.reported is not None:
+                    sums[self._label(replica.reported), replica.node.name] += value(replica)
+            yield _filled(GaugeMetricFamily(name, text, labels=_REPLICA), sums)
+        for name, text, field in _COUNTERS:
+            nodes = self._scheduler.nodes.values()
+            counted = {(label, node.name): n for node in nodes for label, n in node.totals.sums[field].items()}
+            yield _filled(CounterMetricFamily(name, text, labels=_REPLICA), counted)
 
-    def _filled(
-        self, family: GaugeMetricFamily | CounterMetricFamily, value: Callable[[Replica], int]
-    ) -> GaugeMetricFamily | CounterMetricFamily:
-        for replica in self._scheduler.models.replicas():
-            if replica.reported is not None:
-                name = replica.reported.name if replica.reported.digest else FILE_LABEL
-                family.add_metric([name, replica.node.name], value(replica))
-        return family
+    def _label(self, reported: ReplicaReport) -> str:
+        return self._scheduler.models.labels.named(reported.name) if reported.digest else FILE_LABEL
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[tuple[str, str], int]) -> Metric:
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
 
 
 def _of_health(field: str) -> Callable[[Replica], int]:
@@ -85,7 +92,7 @@ _GAUGES: list[tuple[str, str, Callable[[Replica], int]]] = [
     ("puna_replica_cache_cells_used", "Cells of its cache that hold a token.", _of_health("cache_used")),
     ("puna_replica_prefix_keys", "Blocks of prompts that it is believed to hold.", lambda replica: len(replica.keys)),
 ]
-_COUNTERS: list[tuple[str, str, Callable[[Replica], int]]] = [
-    ("puna_replica_tokens", "Tokens that it has computed, of prompts and answers.", _of_health("tokens")),
-    ("puna_replica_steps", "Steps that its engine has computed.", _of_health("steps")),
+_COUNTERS = [
+    ("puna_replica_tokens", "Tokens computed there, of prompts and answers, also by replicas that have ended.", "tokens"),
+    ("puna_replica_steps", "Steps computed there, also by replicas that have ended.", "steps"),
 ]

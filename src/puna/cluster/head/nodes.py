@@ -45,8 +45,11 @@ class Membership(Protocol):
         ...
 
 
+Follow = Callable[[Node, Report], None]
+
+
 class Nodes(Mapping[str, Node]):
-    """By name. *changed* is called whenever something was heard."""
+    """By name."""
 
     def __init__(self, membership: Membership, head: str, *, version: str = __version__) -> None:
         self._membership, self._head, self._version = membership, head, version
@@ -54,6 +57,7 @@ class Nodes(Mapping[str, Node]):
         self._following: dict[str, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
+        self.followers: list[Follow] = []  # of whatever nodes report
 
     def __getitem__(self, name: str) -> Node:
         return self._all[name]
@@ -138,6 +142,8 @@ class Nodes(Mapping[str, Node]):
 
     def _heard(self, node: Node, report: Report) -> None:
         node.heard(report)
+        for follow in self.followers:
+            follow(node, report)
         self._news.set()
 
 

@@ -18,6 +18,7 @@ from puna.cluster.routing.demand import Load
 from puna.cluster.routing.keys import n_common, n_leading, unpack
 from puna.cluster.routing.memory import Room
 from puna.cluster.routing.router import Candidate
+from puna.server.numbers import Totals
 
 _STAYING = ("loading", "ready")
 
@@ -120,6 +121,7 @@ class Node:
     replicas: dict[str, Replica] = field(default_factory=dict)  # by the models' keys
     found: set[str] = field(default_factory=set)  # files that are there, by digest or path
     has_left: bool = False  # the cluster has said so
+    totals: Totals = field(default_factory=Totals)  # of its runners, whatever became of the line to it
 
     @property
     def is_usable(self) -> bool:

@@ -30,6 +30,7 @@ from puna.cluster.routing.router import Candidate, choose
 from puna.errors import DiskFull, NodeLost, NotFound, OutOfMemory, Overloaded, PunaError
 from puna.llm.discovery import Machine
 from puna.llm.load import LoadRequirements
+from puna.server.labels import Labels
 from puna.server.placing.loaded import Loadable
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class ClusterScheduler:
         self.queue: set[str] = set()  # models that are being loaded somewhere
         self.n_moved: Counter[str] = Counter()  # by the node that was lost
         self.n_broken: Counter[str] = Counter()
+        self._lost = Labels()  # a cluster whose machines come and go loses ever new ones
         self._route, self._new_demand, self._patience_s = route, demand, patience_s
         self._demands: dict[str, Demand] = {}
         self._sizes: dict[str, int] = {}  # bytes, as measured where a model was loaded
@@ -107,10 +109,10 @@ class ClusterScheduler:
             yield replica
 
     def moved(self, node: str) -> None:
-        self.n_moved[node] += 1
+        self.n_moved[self._lost.named(node)] += 1
 
     def broken(self, node: str) -> None:
-        self.n_broken[node] += 1
+        self.n_broken[self._lost.named(node)] += 1
 
     def unload(self, model_path: Path) -> None:
         """On all nodes, once the requests that run have ended. Returns at once."""

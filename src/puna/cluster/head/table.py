@@ -9,9 +9,11 @@ from pathlib import Path
 from puna import wire
 from puna.cluster.head.description import key_of
 from puna.cluster.head.nodes import Nodes
-from puna.cluster.head.replicas import Replica
-from puna.cluster.messages import Model
+from puna.cluster.head.replicas import Node, Replica
+from puna.cluster.messages import Ended, Model, ReplicaReport, Report
 from puna.errors import NodeLost
+from puna.server.labels import Labels
+from puna.server.numbers import Totals
 from puna.server.placing.loaded import Loadable, Running, State
 from puna.store.models.model import StoredModel
 
@@ -29,6 +31,10 @@ class Probe:
     """How a replica is. Its node tells that unasked, but for what takes long to tell."""
 
     replica: Replica
+
+    @property
+    def run(self) -> str:
+        return self.replica.reported.run if self.replica.reported else ""
 
     async def health(self) -> wire.Health:
         health = self.replica.reported.health if self.replica.reported else None
@@ -82,6 +88,8 @@ class ReplicaTable:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._known: dict[str, Known] = {}
+        self.labels, self.totals = Labels(), Totals()
+        nodes.followers.append(self._count)
 
     def know(self, loadable: Loadable, model: Model) -> None:
         self._known[model.key] = Known(loadable, model)
@@ -121,8 +129,22 @@ class ReplicaTable:
 
     def _loadable(self, replica: Replica) -> Loadable:
         known = self._known.get(replica.key)
-        if known is not None:
-            return known.loadable
-        reported = replica.reported  # another head has asked for it
-        name, digest = (reported.name, reported.digest) if reported else (replica.key, "")
-        return StoredModel(name=name, full_name=name, digest=digest, n_bytes=0, modified_at=0.0, weights_path=None)
+        return known.loadable if known else _as_told(replica.reported) if replica.reported else _named(replica.key, "")
+
+    def _count(self, node: Node, report: Report) -> None:
+        """What runners have counted, at once: those that end meanwhile will not be asked."""
+        runners: list[ReplicaReport | Ended] = [*report.replicas, *report.ended]
+        for told in runners:
+            if told.health is not None:
+                counts, known = told.health.counts, self._known.get(told.key)
+                self.totals.heard(told.run, self.labels.of(known.loadable if known else _as_told(told)), counts)
+                node.totals.heard(told.run, self.labels.of(_as_told(told)), counts)
+
+
+def _as_told(told: ReplicaReport | Ended) -> StoredModel:
+    """As its node calls it, which another head may have asked for it."""
+    return _named(told.name, told.digest)
+
+
+def _named(name: str, digest: str) -> StoredModel:
+    return StoredModel(name=name, full_name=name, digest=digest, n_bytes=0, modified_at=0.0, weights_path=None)

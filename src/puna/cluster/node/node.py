@@ -76,8 +76,8 @@ class Node:
         acquired = self.scheduler.acquire(
             _Weights(path), self._here(requirements), model.keep_alive, leaves_pinned=model.leaves_pinned
         )
-        async with acquired as loaded:
-            yield self.replicas.of(loaded, model)
+        async with acquired as loaded, self.replicas.of(loaded, model).used() as replica:
+            yield replica
 
     @asynccontextmanager
     async def join(self, model: Model) -> AsyncGenerator[Replica | None, None]:
@@ -88,7 +88,11 @@ class Node:
         path, requirements = await asyncio.to_thread(located, self.store.blobs, model)
         joined = self.scheduler.join(path, self._here(requirements), model.keep_alive, leaves_pinned=model.leaves_pinned)
         with joined as loaded:
-            yield self.replicas.of(loaded, model) if loaded else None
+            if loaded is None:
+                yield None
+                return
+            async with self.replicas.of(loaded, model).used() as replica:
+                yield replica
 
     def unload(self, key: str) -> None:
         for path in self.replicas.paths_of(key):

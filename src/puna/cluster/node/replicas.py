@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from puna import wire
-from puna.cluster.messages import Model, ReplicaReport
+from puna.cluster.messages import Ended, Model, ReplicaReport
 from puna.cluster.routing.book import PrefixBook
 from puna.cluster.routing.keys import keys_of, pack
 from puna.errors import NotFound, PunaError
-from puna.server.placing.loaded import Loaded
+from puna.server.placing.loaded import Loaded, State
 from puna.server.placing.table import LoadedModels
 
 _HEALTH_TIMEOUT_S = 1.0
+_MAX_ENDED = 256  # that heads may not have been told of yet
 
 
 @dataclass(eq=False)
@@ -28,6 +30,7 @@ class Replica:
     book: PrefixBook = field(default_factory=PrefixBook)
     n_running: Counter[int] = field(default_factory=Counter)  # requests, by the head's line
     health: wire.Health | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @contextmanager
     def running(self, line: int) -> Iterator[None]:
@@ -40,6 +43,16 @@ class Replica:
 
     def answered(self, request: wire.CompletionRequest, answer: str, done: wire.Done) -> None:
         self.book.record(keys_of(request, answer), done.prompt_eval_count + done.eval_count)
+
+    @asynccontextmanager
+    async def used(self) -> AsyncGenerator[Replica, None]:
+        """By one request. If the runner goes with it, it is asked before that what it has counted."""
+        try:
+            yield self
+        finally:
+            loaded = self.loaded
+            if loaded.n_users == 1 and (loaded.keep_alive <= 0 or loaded.state is State.DRAINING):
+                await self.look()
 
     async def look(self) -> None:
         """Ask the runner how it is; one that does not answer soon keeps what it said last."""
@@ -65,11 +78,14 @@ class Replicas:
         self._models = models
         self._all: dict[Path, Replica] = {}
         self._known: dict[Path, Model] = {}  # as heads call them
+        self._ended: deque[tuple[int, Ended]] = deque(maxlen=_MAX_ENDED)  # with their numbers
+        self.n_ended = 0
 
     def of(self, loaded: Loaded, model: Model) -> Replica:
         path = loaded.model.model_path
         self._known[path] = model
         if path not in self._all or self._all[path].loaded is not loaded:
+            self._forget(path)
             self._all[path] = Replica(loaded)
         return self._all[path]
 
@@ -95,9 +111,20 @@ class Replicas:
         """Bring up to date what is told of all."""
         for path, replica in list(self._all.items()):
             if self._models.get(path) is not replica.loaded:
-                del self._all[path]
+                self._forget(path)
         ready = {id(runner) for _, runner in self._models.runners()}
         await asyncio.gather(*(r.look() for r in self._all.values() if r.loaded.process and id(r.loaded.process) in ready))
+
+    def _forget(self, path: Path) -> None:
+        replica, model = self._all.pop(path, None), self._known.get(path)
+        if replica is not None and model is not None and replica.health is not None:
+            self.n_ended += 1
+            ended = Ended(run=replica.run, key=model.key, name=model.name, digest=model.digest, health=replica.health)
+            self._ended.append((self.n_ended, ended))
+
+    def ended(self, n_told: int) -> list[Ended]:
+        """For who was told when there were so many."""
+        return [ended for number, ended in self._ended if number > n_told]
 
     def reports(self, line: int, told: dict[Path, set[int]]) -> list[ReplicaReport]:
         """For the head at the end of that line, which was *told* so many keys of each; that is brought up to date."""
@@ -120,6 +147,7 @@ class Replicas:
             seconds_left=running.seconds_left,
             is_pinned=loaded.is_pinned,
             reply=loaded.reply,
+            run=replica.run if replica else "",
             health=replica.health if replica else None,
             added=pack(changes.added),
             removed=pack(changes.removed),

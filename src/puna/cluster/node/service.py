@@ -136,29 +136,32 @@ class Service:
             self._lines.discard(line)
 
     def _report_for(self, line: _Line) -> Report:
-        memory = self.node.memory()
+        memory, replicas = self.node.memory(), self.node.replicas
+        ended, line.n_ended = replicas.ended(line.n_ended), replicas.n_ended
         return Report(
             free=memory.free,
             total=memory.total,
             is_retiring=self.is_retiring,
-            replicas=self.node.replicas.reports(line.number, line.told),
+            replicas=replicas.reports(line.number, line.told),
+            ended=ended,
         )
 
     async def _report(self) -> None:
         while True:
+            has_retired = self.is_retiring and not any(line.is_busy for line in self._lines)
             await self.node.replicas.look()
             for line in list(self._lines):
                 if not line.is_behind:
                     with suppress(OSError):
                         line.write(self._report_for(line))
-            self._check_idle()
+            self._check_idle(has_retired)
             await asyncio.sleep(REPORT_S)
 
-    def _check_idle(self) -> None:
+    def _check_idle(self, has_retired: bool) -> None:
+        """*has_retired*: before it was last told what has been counted, so that all of it was."""
         now = asyncio.get_running_loop().time()
         self._alone_since = None if self._lines else self._alone_since or now
         is_alone = self._alone_since is not None and now - self._alone_since >= self._grace_s
-        has_retired = self.is_retiring and not any(line.is_busy for line in self._lines)
         if self._idle is not None and (is_alone or has_retired):
             self._idle()
             self._idle = None
@@ -178,6 +181,7 @@ class _Line:
         self._credits: dict[int, _Credit] = {}
         self._held: dict[int, Replica] = {}  # by the numbers of the Holds
         self.told: dict[Path, set[int]] = {}
+        self.n_ended = 0  # replicas that had ended at the last report
 
     @property
     def is_busy(self) -> bool:

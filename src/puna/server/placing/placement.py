@@ -11,6 +11,8 @@ from puna import wire
 from puna.llm.discovery import Machine
 from puna.llm.load import LoadRequirements
 from puna.llm.model_runner import ModelRunner, Watched
+from puna.server.labels import Labels
+from puna.server.numbers import Totals
 from puna.server.placing.loaded import Loadable, Running, State
 
 if TYPE_CHECKING:
@@ -47,8 +49,12 @@ class Shown(Protocol):
 
 
 class Table(Protocol):
-    """All models that take memory or are about to."""
+    """All models that take memory or are about to, and what their runners have counted, those that have ended included."""
 
+    @property
+    def labels(self) -> Labels: ...
+    @property
+    def totals(self) -> Totals: ...
     def is_pinned(self, model_path: Path) -> bool: ...
     def reply_of(self, model_path: Path) -> wire.LoadReply | None: ...
     def running(self) -> list[Running]: ...

@@ -9,10 +9,16 @@ from puna import wire
 from puna.host import private_bytes
 from puna.llm.budget import Held
 from puna.llm.runner import Runner
+from puna.server.labels import Labels
+from puna.server.numbers import Totals
 from puna.server.placing.loaded import Loadable, Loaded, Running, State
 
 
 class LoadedModels(dict[Path, Loaded]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels, self.totals = Labels(), Totals()
+
     def is_pinned(self, model_path: Path) -> bool:
         """Whether a request has asked that the model stays."""
         loaded = self.get(model_path)

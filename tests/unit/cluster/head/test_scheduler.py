@@ -17,7 +17,7 @@ from puna.cluster.routing.keys import keys_of
 from puna.cluster.routing.router import in_turn
 from puna.errors import LoadError, NodeLost, NotFound, OutOfMemory, Overloaded, RunnerDied
 from puna.llm.load import LoadRequirements
-from puna.server.metrics import FILE_LABEL, Labels
+from puna.server.labels import FILE_LABEL, Labels
 from puna.server.placing.loaded import State
 from puna.settings import FOREVER
 from tests.patience import PATIENCE_S
