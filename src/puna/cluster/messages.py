@@ -3,9 +3,10 @@
 A head is a server that clients speak to; a node holds models. The first frame shows the key that both got through Ray; until
 then a node reads next to nothing. Ask, Complete and Hold are answered under their numbers: Ask by Answer or Refused; Complete
 by Said, the last of which carries Done or Failed, or by Refused; Hold by Answer, and the model stays until Cancel. Reports
-come unasked. An Ask or a Complete names the Hold of the same line that keeps its model loaded. One without, whose request is held
-at another node, is served by a model that is loaded as it is, or declined: it waits for nobody, so no two nodes wait for one
-another. What is asked of a runner is what `puna.wire` says, by the same paths; beside these a node knows
+come unasked, and so does Alive, from the head: an end that hears nothing for LOST_AFTER_S takes the other for lost. An Ask or a
+Complete names the Hold of the same line that keeps its model loaded. One without, whose request is held at another node, is
+served by a model that is loaded as it is, or declined: it waits for nobody, so no two nodes wait for one another. What is asked
+of a runner is what `puna.wire` says, by the same paths; beside these a node knows
 
 =======  ==========  ============================================
 /find    list[File]  list[int]: which of them it has not got
@@ -29,6 +30,8 @@ from puna.llm.load import LoadRequirements
 
 M = TypeVar("M")
 
+LOST_AFTER_S = 15.0  # without a byte from the other end, whose machine may have lost its power: nobody says so then
+ALIVE_S = 3.0
 MAX_FRAME_BYTES = 1 << 30
 MAX_GREETING_BYTES = 1 << 12
 WINDOW = 1 << 16  # characters of one answer that may be on their way to a head which has not taken them
@@ -116,7 +119,13 @@ class Retire(Message, frozen=True, tag="retire"):
     """The node takes no more requests, and ends once it has none."""
 
 
-Command = Ask | Hold | Complete | Cancel | Taken | Unload | Retire
+class Alive(Message, frozen=True, tag="alive"):
+    """The head is there, and so are its requests. TCP would not do to ask for that by itself: it does not while anything is
+    unacknowledged, as reports are by a machine without power, and it answers for a process that hangs.
+    """
+
+
+Command = Alive | Ask | Hold | Complete | Cancel | Taken | Unload | Retire
 
 
 class Held(Message, frozen=True):
@@ -232,15 +241,24 @@ def frame(message: Message) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
-async def read_frame(reader: asyncio.StreamReader, most: int = MAX_FRAME_BYTES) -> bytes:
-    """Errors: ConnectionError when the other end is gone or says too much."""
-    try:
-        n_bytes = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-        if n_bytes > most:
-            raise ConnectionError(f"a message of {n_bytes} bytes is more than {most}")
-        return await reader.readexactly(n_bytes)
-    except asyncio.IncompleteReadError as error:
-        raise ConnectionResetError("the connection was closed") from error
+async def read_frame(reader: asyncio.StreamReader, most: int = MAX_FRAME_BYTES, silence_s: float | None = None) -> bytes:
+    """Errors: ConnectionError when the other end is gone or says too much; TimeoutError when not a byte comes for *silence_s*."""
+    n_bytes = int.from_bytes(await _exactly(reader, _LENGTH_BYTES, silence_s), "big")
+    if n_bytes > most:
+        raise ConnectionError(f"a message of {n_bytes} bytes is more than {most}")
+    return await _exactly(reader, n_bytes, silence_s)
+
+
+async def _exactly(reader: asyncio.StreamReader, n_bytes: int, silence_s: float | None) -> bytes:
+    """Piece by piece: a long message over a slow line is no silence."""
+    found = bytearray()
+    while len(found) < n_bytes:
+        async with asyncio.timeout(silence_s):
+            data = await reader.read(n_bytes - len(found))
+        if not data:
+            raise ConnectionResetError("the connection was closed")
+        found += data
+    return bytes(found)
 
 
 def refusal(number: int, error: PunaError, *, is_declined: bool = False) -> Refused:

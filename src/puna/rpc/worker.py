@@ -19,6 +19,7 @@ from functools import partial
 
 from puna import host
 from puna.errors import PunaError
+from puna.keepalive import probe
 from puna.rpc import protocol
 from puna.rpc.backend import Backend, OfferedDevice
 from puna.rpc.protocol import Command, ProtocolError
@@ -32,7 +33,6 @@ _CHUNK = 1 << 20
 _MAX_BYTES = 1 << 16  # of commands with nothing but numbers
 _MAX_GRAPH = 1 << 28
 _TENSOR_HEAD = 4096  # what describes the tensor, in front of its bytes
-_KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
 @dataclass(eq=False)  # two that hold the same are two
@@ -168,7 +168,8 @@ class Worker:
             if is_refused:
                 log.warning("%s is turned away: there are %d clients", peer, MAX_CLIENTS)
                 return
-            _keep_alive(client)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            probe(client)  # one whose machine is gone gives its memory back
             _Conversation(self, client, account, peer).hold()
         except ProtocolError as error:
             log.warning("%s is cut off: %s", peer, error)
@@ -192,15 +193,6 @@ class Worker:
             yield backend
         finally:
             backend.close()
-
-
-def _keep_alive(client: socket.socket) -> None:
-    """A client whose machine is gone gives its memory back within a minute or so."""
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):
-            client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class _Conversation:

@@ -1,6 +1,7 @@
 """A head's end of the line to one node: requests go out, and what they are answered with comes in, each to whom it is for.
 
-A node that says nothing for LOST_AFTER_S is taken for lost, as one whose line breaks: all that waits hears of it at once.
+A node that says nothing for LOST_AFTER_S is taken for lost, as one whose line breaks: all that waits hears of it at once. So is a
+head by its nodes, to which it says from time to time that it is there.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Any, TypeVar
 from puna import __version__, wire
 from puna.cluster import messages
 from puna.cluster.messages import (
+    ALIVE_S,
+    LOST_AFTER_S,
     MAX_FRAME_BYTES,
     WINDOW,
+    Alive,
     Answer,
     Ask,
     Cancel,
@@ -47,7 +51,6 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
-LOST_AFTER_S = 15.0
 _PIECE_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10.0
 
@@ -74,6 +77,7 @@ class Line:
         self._open: dict[int, _Mailbox] = {}
         self._error: NodeLost | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._living: asyncio.Task[None] | None = None
         self._on_report: Callable[[Report], None] = lambda _: None
 
     @classmethod
@@ -97,6 +101,7 @@ class Line:
         line._on_report = on_report
         line.node, line.version = opened.node, opened.version
         line._reading = asyncio.create_task(line._read(), name=f"line to node {line.node}")
+        line._living = asyncio.create_task(line._stay_alive(), name=f"signs of life to node {line.node}")
         return line
 
     @property
@@ -110,9 +115,7 @@ class Line:
 
     async def close(self) -> None:
         self._break(NodeLost("the server is shutting down"))
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
+        await _ended(*(task for task in (self._reading, self._living) if task is not None))
 
     def lose(self, reason: str) -> None:
         """Somebody knows that the node is gone."""
@@ -209,13 +212,19 @@ class Line:
     async def _read(self) -> None:
         try:
             while True:
-                async with asyncio.timeout(LOST_AFTER_S):
-                    body = await read_frame(self._reader, MAX_FRAME_BYTES)
-                self._take(messages.decode_reply(body))
+                self._take(messages.decode_reply(await read_frame(self._reader, MAX_FRAME_BYTES, LOST_AFTER_S)))
         except TimeoutError:
             self._break(NodeLost(f"the node {self.node} has said nothing for {LOST_AFTER_S:g} s"))
         except (OSError, BadRequest) as error:
             self._break(NodeLost(f"the node {self.node} was lost: {error}"))
+
+    async def _stay_alive(self) -> None:
+        """What waits to be sent is a sign of life, too."""
+        with suppress(NodeLost):
+            while True:
+                await asyncio.sleep(ALIVE_S)
+                if not self._writer.transport.get_write_buffer_size():
+                    self.send(Alive())
 
     def _take(self, reply: messages.Reply) -> None:
         if isinstance(reply, Report):

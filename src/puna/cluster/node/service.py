@@ -1,6 +1,7 @@
 """A node's end of the lines to heads: it listens, and does what is asked for with the models of its machine.
 
-Each request is a task of its own, and ends with its line at the latest. What a head has not taken is not sent: neither many lines
+Each request is a task of its own, and ends with its line at the latest, which ends when the head says nothing for LOST_AFTER_S:
+what a machine without power holds is not held for ever. What a head has not taken is not sent: neither many lines
 of one head nor a slow reader among its clients fill anybody's memory.
 """
 
@@ -18,6 +19,8 @@ from pathlib import Path
 from puna import __version__, wire
 from puna.cluster import messages
 from puna.cluster.messages import (
+    LOST_AFTER_S,
+    MAX_FRAME_BYTES,
     MAX_GREETING_BYTES,
     WINDOW,
     Answer,
@@ -109,7 +112,7 @@ class Service:
             elif isinstance(greeting, Deliver):
                 await self._take_delivery(greeting, reader, writer)
             else:
-                await self._serve_line(_Line(self, reader, writer))
+                await self._serve_line(_Line(self, reader, writer, greeting.head))
         except (OSError, TimeoutError, BadRequest) as error:
             log.debug("a connection has ended: %s", error)
         finally:
@@ -173,8 +176,8 @@ _numbers = itertools.count()
 class _Line:
     """To one head."""
 
-    def __init__(self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._service, self._reader, self._writer = service, reader, writer
+    def __init__(self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str) -> None:
+        self._service, self._reader, self._writer, self._head = service, reader, writer, head
         self.number = next(_numbers)
         self._node = service.node
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -209,7 +212,11 @@ class _Line:
     async def serve(self) -> None:
         try:
             while True:
-                self._heed(messages.decode_command(await read_frame(self._reader)))
+                body = await read_frame(self._reader, MAX_FRAME_BYTES, LOST_AFTER_S)
+                self._heed(messages.decode_command(body))
+        except TimeoutError:
+            log.warning("the head %s has said nothing for %g s: its requests end", self._head, LOST_AFTER_S)
+            self._writer.transport.abort()  # it takes nothing any more
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -217,6 +224,7 @@ class _Line:
                 await asyncio.wait(self._tasks.values())
 
     def _heed(self, command: messages.Command) -> None:
+        """Alive has done what it is for when it has come."""
         match command:
             case Ask():
                 self._begin(command.id, partial(self._ask, command))

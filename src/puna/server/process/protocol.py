@@ -16,12 +16,14 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from puna.keepalive import probe
 from puna.server.process.connections import LINGER_S, Connections
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 128
 MAX_PIPELINED = 16
 MIN_BODY_BYTES = 1 << 10  # of a body, in the time that it has: who sends less keeps a place and sends nothing
+_GONE_AFTER, _GONE_AFTER_S = 5, 60.0  # times the patience, but so long at least: a machine that takes nothing may be there still
 _CHUNK_OVERHEAD = 8  # bytes of framing for one of body, at most: those of a chunk of one byte are 5
 
 
@@ -62,6 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
         self._since = self._read_at = self.loop.time()
+        probe(transport.get_extra_info("socket"), max(_GONE_AFTER_S, _GONE_AFTER * self._registry.limits.patience_s))
         if not self._registry.admit(self):
             self._close_with(HTTPStatus.SERVICE_UNAVAILABLE)
 

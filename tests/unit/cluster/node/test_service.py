@@ -6,20 +6,30 @@ import hashlib
 import socket
 import struct
 import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import uvloop
 
+from puna import wire
+from puna.cluster.head.description import described
 from puna.cluster.head.line import Line
 from puna.cluster.messages import (
+    ALIVE_S,
+    LOST_AFTER_S,
     MAX_GREETING_BYTES,
+    Alive,
     Answer,
     Ask,
     Cancel,
     Deliver,
     File,
+    Hold,
+    Model,
     Open,
     Report,
     decode_reply,
@@ -29,7 +39,9 @@ from puna.cluster.messages import (
 )
 from puna.cluster.node import files, service
 from puna.errors import BadRequest, DiskFull, NodeLost, NotFound
+from puna.settings import FOREVER
 from puna.store.store import Store
+from tests import clock
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fleet import KEY, Scripted, ask, fleet, requirements, until
 from tests.unit.llm.scripted import write_script
@@ -343,6 +355,78 @@ def test_a_head_that_reads_nothing_fills_no_memory(tmp_path: Path, monkeypatch: 
                     assert sizes[-1] < 1 << 18
 
     asyncio.run(play())
+
+
+def test_a_head_without_power_keeps_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        async with fleet(tmp_path, "a") as machines:
+            node = machines.machines_["a"].service.node
+            model = described(machines.script(), requirements(), FOREVER)
+            reader, writer = await asyncio.open_connection("127.0.0.1", machines.machines_["a"].port)
+            writer.write(frame(Open(key=KEY, head="x", version="1")) + frame(Hold(id=1, model=model)))
+            while not isinstance(decode_reply(await read_frame(reader)), Answer):
+                pass
+            (loaded,) = node.loaded()
+            assert loaded.n_users == 1
+            monkeypatch.setattr(service, "LOST_AFTER_S", 0.1)
+            writer.write(frame(Alive()))  # the last that is ever heard; the connection stays open
+            await until(lambda: loaded.n_users == 0)
+            writer.close()
+
+    asyncio.run(play())
+
+
+class _Written:
+    """Takes whatever is written, as a system does for a machine that is not there any more."""
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.is_aborted = False
+
+    def write(self, _: bytes) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class _Holding:
+    """A node whose models are held for so long as its clock says."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = -1.0
+
+    @asynccontextmanager
+    async def place(self, _: Model) -> AsyncGenerator[Any, None]:
+        self.begun = asyncio.get_running_loop().time()
+        try:
+            yield SimpleNamespace(loaded=SimpleNamespace(n_ctx=1, options=wire.LoadOptions(), reply=None))
+        finally:
+            self.ended = asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("n_signs", [0, 1000])
+def test_a_model_is_held_as_long_as_its_head_gives_signs_of_life(tmp_path: Path, n_signs: int) -> None:
+    async def play() -> None:
+        node, reader, writer = _Holding(), asyncio.StreamReader(), _Written()
+        line = service._Line(cast(Any, SimpleNamespace(node=node, is_retiring=False)), reader, cast(Any, writer), "x")
+        serving = asyncio.create_task(line.serve())
+        reader.feed_data(frame(Hold(id=1, model=described(Scripted(tmp_path), requirements(), None))))
+        for _ in range(n_signs):
+            await asyncio.sleep(ALIVE_S)
+            reader.feed_data(frame(Alive()))
+        await serving
+        assert node.begun == 0.0
+        assert node.ended == pytest.approx(n_signs * ALIVE_S + LOST_AFTER_S)
+        assert writer.is_aborted
+
+    clock.run(play())
 
 
 def test_what_is_cancelled_before_it_began_is_nothing(tmp_path: Path) -> None:

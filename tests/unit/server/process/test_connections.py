@@ -152,6 +152,23 @@ def test_who_reads_nothing_does_not_hold_a_model(tmp_path: Path) -> None:
         assert live.client.get("/").status_code == 200
 
 
+def test_a_client_whose_machine_has_no_power_does_not_hold_a_model_for_long(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system asks for it, and does not go on for ever to send what nobody takes."""
+    found: list[list[int]] = []
+    made = protocol.BoundedProtocol.connection_made
+
+    def connection_made(self: protocol.BoundedProtocol, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        sock = transport.get_extra_info("socket")
+        names = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)]
+        found.append([sock.getsockopt(*name) for name in names])
+
+    monkeypatch.setattr(protocol.BoundedProtocol, "connection_made", connection_made)
+    with connected(live, b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n") as connection:
+        assert connection.recv(1)
+    assert found == [[1, 60_000]]
+
+
 def test_who_reads_slowly_gets_all(tmp_path: Path) -> None:
     live = Live(tmp_path, client_timeout=2.0)
     live.add("flood", pieces=["x" * 100_000] * 200)
