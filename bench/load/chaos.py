@@ -28,6 +28,7 @@ from typing import Any
 
 import httpx
 import psutil
+from tests.processes import is_alive
 from tests.tiny import write_llama
 
 from bench.ending import interrupt_on_sigterm
@@ -75,19 +76,12 @@ class Server:
         """What should have gone with the server."""
         deadline = time.monotonic() + 5
         while True:
-            left = [f"process {process.pid} has outlived the server" for process in self.started if _is_alive(process)]
+            left = [f"process {process.pid} has outlived the server" for process in self.started if is_alive(process)]
             left += [f"port {port} is still open" for port in self.ports if _is_open(port)]
             if not left or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         return left + [f"{path} was left behind" for path in self.scratch.iterdir()]
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _is_open(port: int) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 import uvloop
+from tests.processes import command_of
 from tests.tiny import write_llama
 
 from bench.ending import interrupt_on_sigterm
@@ -203,7 +204,7 @@ def runner(model: Path, limits: Limits) -> Iterator[Place]:
 def server(model: Path, limits: Limits) -> Iterator[Place]:
     """A server, whose runner is looked at as well."""
     with contenders.puna(model, limits, PUNA_WARM_SPARE="0", PUNA_HOST_CACHE="2M") as contender:  # the only runner is the model's
-        process = next(child for child in contender.processes() if "runner" in child.cmdline())
+        process = next(child for child in contender.processes() if "runner" in command_of(child))
         front = ServerFront(contender.model, limits.n_ctx)
         yield Place(front, contender, _health_in_metrics, process.pid, limits)
 

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests.patience import PATIENCE_S, wait_until
+from tests.processes import children, command_of
 from tests.tiny import write_llama
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "num_predict": 48, "num_ctx": 512}
@@ -44,7 +45,7 @@ class Server:
         return reply
 
     def runners(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process(self.process.pid).children() if is_runner(child)]
+        return [child for child in children(psutil.Process(self.process.pid)) if "runner" in command_of(child)]
 
     def counted(self, name: str) -> int:
         """The sum over all models of what their runners count; one that is too busy to say it at once is asked again."""
@@ -56,13 +57,6 @@ class Server:
 
         wait_until(are_told)
         return sum(int(float(line.rpartition(" ")[2])) for line in lines)
-
-
-def is_runner(process: psutil.Process) -> bool:
-    try:
-        return "runner" in process.cmdline()
-    except psutil.NoSuchProcess:  # it has just ended
-        return False
 
 
 @contextmanager
