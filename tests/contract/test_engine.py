@@ -489,11 +489,15 @@ def test_sharing_changes_no_text(model: Path) -> None:
 def test_whoever_waits_for_a_prefix_starts_when_its_owner_is_cancelled(model: Path) -> None:
     engine = started(model, n_ctx=2048, n_parallel=4, n_batch=16)
     try:
-        first = Answer(engine, PREFIX * 2 + " one", n_predict=4)
-        second = Answer(engine, PREFIX * 2 + " two", n_predict=4)
-        wait_until(lambda: engine.health().active == 1 and engine.health().waiting == 1)
-        first.handle.cancel()
-        assert second.done().eval_count == 4
+        both: list[Answer] = []
+
+        def one_waits() -> bool:
+            health = engine.health()
+            return (health.active, health.waiting) == (1, 1)
+
+        with between_steps(engine, one_waits, lambda: both[0].handle.cancel()):
+            both += [Answer(engine, f"{PREFIX * 2} {word}", n_predict=4) for word in ("one", "two")]
+        assert [answer.done().reason for answer in both] == ["cancelled", "length"]
     finally:
         engine.close()
 
