@@ -23,19 +23,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+from tests.patience import PATIENCE_S
+from tests.processes import is_alive
 from tests.tiny import write_llama
 
 from bench.ending import interrupt_on_sigterm
 from bench.load import contenders
 
-END_S = 60.0  # a request that has not ended by then never will
-START_S = 30.0
-STOP_S = 20.0
+KILL_WITHIN_S = 0.1  # of a request's end, which may be in the midst of another's, or of a load
 COMMAND = (sys.executable, "-m", "puna", "serve")
 WAYS = (signal.SIGKILL, signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM)
 # What an error may say of a runner that was killed: how it ended, or that it was told to.
@@ -73,21 +74,14 @@ class Server:
 
     def leftovers(self) -> list[str]:
         """What should have gone with the server."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while True:
-            left = [f"process {process.pid} has outlived the server" for process in self.started if _is_alive(process)]
+            left = [f"process {process.pid} has outlived the server" for process in self.started if is_alive(process)]
             left += [f"port {port} is still open" for port in self.ports if _is_open(port)]
+            left += [f"{path} was left behind" for path in self.scratch.iterdir()]
             if not left or time.monotonic() > deadline:
-                break
+                return left
             time.sleep(0.02)
-        return left + [f"{path} was left behind" for path in self.scratch.iterdir()]
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _is_open(port: int) -> bool:
@@ -114,7 +108,7 @@ def serving(folder: Path, command: Sequence[str] = COMMAND, **environment: str) 
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while "Listening on " not in (text := log.read_text(errors="replace")):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start:\n{text}")
@@ -134,13 +128,13 @@ class Outcome:
 
 
 async def chaos(
-    server: Server, models: Sequence[Path], n_requests: int, *, n_clients: int = 6, kill_every_s: float = 0.8, seed: int = 0
+    server: Server, models: Sequence[Path], n_requests: int, *, n_clients: int = 6, kill_every: int = 12, seed: int = 0
 ) -> Outcome:
     """Send the requests while runners are killed; then ask every model for what it said before."""
     outcome = Outcome(seed)
-    async with httpx.AsyncClient(base_url=server.url, timeout=END_S, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as client:
         before = [await _greedy(client, model) for model in models]
-        killer = asyncio.create_task(_kill(server, kill_every_s, random.Random(seed), outcome))
+        killer = asyncio.create_task(_kill(server, kill_every, random.Random(seed), outcome))
         numbers = iter(range(n_requests))
 
         async def one_client() -> None:
@@ -157,9 +151,14 @@ async def chaos(
     return outcome
 
 
-async def _kill(server: Server, every_s: float, source: random.Random, outcome: Outcome) -> None:
+async def _kill(server: Server, every: int, source: random.Random, outcome: Outcome) -> None:
+    """Once in about so many requests, however long those take."""
+    due = 0
     while True:
-        await asyncio.sleep(source.uniform(0.2, 1.8) * every_s)
+        due += source.randint(1, 2 * every - 1)
+        while outcome.ends.total() < due:
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(source.uniform(0, KILL_WITHIN_S))
         runners = await asyncio.to_thread(server.look)
         if runners:
             way = source.choice(WAYS)
@@ -181,7 +180,7 @@ async def _request(
     body |= {"messages": [{"role": "user", "content": words}]} if is_chat else {"prompt": words}
     begin = time.monotonic()
     try:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(PATIENCE_S):
             response = await client.post("/api/chat" if is_chat else "/api/generate", json=body)
         lines = [json.loads(line) for line in response.content.splitlines()]
     except (TimeoutError, httpx.HTTPError, ValueError) as error:
@@ -200,10 +199,15 @@ async def _request(
 
 
 async def _greedy(client: httpx.AsyncClient, model: Path) -> str:
+    """Its answer; who has crashed in a row until now is asked again later, as its refusal says."""
     options = {**GREEDY, "num_predict": 12}
     body = {"model": str(model), "prompt": "the old fox", "stream": False, "options": options, "keep_alive": "5m"}
-    response = await client.post("/api/generate", json=body)
-    return str(response.json().get("response", response.text))
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        response = await client.post("/api/generate", json=body)
+        if response.status_code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+            return str(response.json().get("response", response.text))
+        await asyncio.sleep(0.1)
 
 
 def stop(server: Server, number: signal.Signals) -> list[str]:
@@ -211,9 +215,9 @@ def stop(server: Server, number: signal.Signals) -> list[str]:
     server.look()
     server.process.send_signal(number)
     try:
-        status = server.process.wait(STOP_S)
+        status = server.process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
-        return [f"the server has not ended within {STOP_S:g} s of {number.name}"]
+        return [f"the server has not ended within {PATIENCE_S:g} s of {number.name}"]
     expected = 0 if number == signal.SIGTERM else -number
     wrong = [] if status == expected else [f"the server ended with status {status}"]
     return wrong + server.leftovers()
@@ -229,7 +233,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--models", type=int, default=4, help="tiny models with random weights (default: %(default)s)")
     parser.add_argument("--max-loaded", type=int, default=2, help="OLLAMA_MAX_LOADED_MODELS (default: %(default)s)")
-    parser.add_argument("--kill-every", type=float, default=0.8, metavar="S", help="mean time (default: %(default)s)")
+    parser.add_argument("--kill-every", type=int, default=12, metavar="N", help="requests, on average (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     interrupt_on_sigterm()
@@ -238,7 +242,7 @@ def main() -> None:
         with serving(folder, OLLAMA_MAX_LOADED_MODELS=str(args.max_loaded)) as server:
             begin = time.perf_counter()
             outcome = asyncio.run(
-                chaos(server, models, args.requests, n_clients=args.clients, kill_every_s=args.kill_every, seed=args.seed)
+                chaos(server, models, args.requests, n_clients=args.clients, kill_every=args.kill_every, seed=args.seed)
             )
             seconds = time.perf_counter() - begin
             problems = outcome.problems + stop(server, signal.SIGTERM)

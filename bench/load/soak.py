@@ -22,6 +22,8 @@ from pathlib import Path
 import httpx
 import psutil
 import uvloop
+from tests.patience import PATIENCE_S
+from tests.processes import command_of
 from tests.tiny import write_llama
 
 from bench.ending import interrupt_on_sigterm
@@ -33,8 +35,6 @@ from bench.load.prompts import Prompts
 from puna import wire
 from puna.errors import BadRequest
 
-END_S = 60.0  # a request that has not ended by then never will
-QUIET_S = 5.0  # after the last end, for what clients left behind
 # Of the idle runner after the first third of the requests: holes in its heap, and graphs of shapes not seen before.
 MAX_GROWTH_BYTES = 8 << 20
 
@@ -117,11 +117,11 @@ async def _send(place: Place, numbers: range, n_clients: int, seed: int, outcome
             exchange = await Exchange.post(place.url + drawn.path, drawn.body, place.contender.key)
             leaving = asyncio.create_task(drawn.leaving.leave(exchange)) if drawn.leaving else None
             try:
-                await asyncio.wait_for(exchange.wait(), END_S)
+                await asyncio.wait_for(exchange.wait(), PATIENCE_S)
                 outcome.ends[drawn.judge(exchange)] += 1
             except TimeoutError:
                 exchange.abort()
-                outcome.problems.append(f"request {number}: no end within {END_S:g} s")
+                outcome.problems.append(f"request {number}: no end within {PATIENCE_S:g} s")
             except (AssertionError, ValueError, KeyError, TypeError) as error:
                 outcome.problems.append(f"request {number}: {error!r}: {drawn.body[:500]!r}")
             finally:
@@ -138,7 +138,7 @@ async def _until_idle(place: Place, outcome: Outcome) -> None:
 
 
 async def _wait_for(place: Place, active: int) -> wire.Health:
-    deadline = time.monotonic() + QUIET_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         health = await asyncio.to_thread(place.health)
         if (health.active, health.waiting) == (active, 0) or time.monotonic() > deadline:
@@ -147,15 +147,28 @@ async def _wait_for(place: Place, active: int) -> wire.Health:
 
 
 async def slots_lost(place: Place) -> list[str]:
-    """As many endless requests as there are slots must all run at once."""
-    prompts = Prompts("endless")
-    requests = [place.front.greedy(prompts.words(3), -1, shift=True) for _ in range(place.limits.n_slots)]
-    exchanges = await asyncio.gather(*(Exchange.post(place.url + path, body, place.contender.key) for path, body in requests))
-    health = await _wait_for(place, active=place.limits.n_slots)
-    for exchange in exchanges:
-        exchange.abort()
+    """As many requests as there are slots must all run at once. Each is followed by another: none of them is endless."""
+    n_slots, prompts = place.limits.n_slots, Prompts("endless")
+    requests = [place.front.greedy(prompts.words(3), -1, shift=True) for _ in range(n_slots)]
+    running: dict[bytes, Exchange] = {}
+    is_seen = False
+
+    async def go_on(path: str, body: bytes) -> None:
+        while not is_seen:
+            running[body] = await Exchange.post(place.url + path, body, place.contender.key)
+            await running[body].wait()
+
+    clients = {asyncio.create_task(go_on(path, body)) for path, body in requests}
+    try:
+        health = await _wait_for(place, active=n_slots)
+    finally:
+        is_seen = True
+        while clients:
+            for exchange in running.values():
+                exchange.abort()
+            _, clients = await asyncio.wait(clients, timeout=0.01)
     idle = await _wait_for(place, active=0)
-    lost = [] if health.active == place.limits.n_slots else [f"{health.active} of {place.limits.n_slots} requests run at once"]
+    lost = [] if health.active == n_slots else [f"{health.active} of {n_slots} requests run at once"]
     return lost + ([f"{idle.active} requests run on after their clients left"] if idle.active else [])
 
 
@@ -164,7 +177,7 @@ async def cells_lost(place: Place) -> list[str]:
     n_ctx, prompts = place.limits.n_ctx, Prompts("full")
     requests = [place.front.greedy(prompts.words(2 * n_ctx), 2 * n_ctx, shift=False) for _ in range(place.limits.n_slots)]
     exchanges = await asyncio.gather(*(Exchange.post(place.url + path, body, place.contender.key) for path, body in requests))
-    await asyncio.wait([asyncio.ensure_future(exchange.wait()) for exchange in exchanges], timeout=END_S)
+    await asyncio.wait([asyncio.ensure_future(exchange.wait()) for exchange in exchanges], timeout=PATIENCE_S)
     problems = []
     for exchange in exchanges:
         last = exchange.body.splitlines()[-1:]
@@ -175,13 +188,17 @@ async def cells_lost(place: Place) -> list[str]:
 
 
 def _health_of_runner(runner: Contender) -> wire.Health:
-    return wire.decode(wire.Health, httpx.get(f"{runner.url}/health", headers=runner.headers, timeout=10).content)
+    return wire.decode(wire.Health, httpx.get(f"{runner.url}/health", headers=runner.headers, timeout=PATIENCE_S).content)
 
 
 def _health_in_metrics(server: Contender) -> wire.Health:
-    """Of a server's only runner, as far as its numbers tell."""
-    text = httpx.get(f"{server.url}/metrics", timeout=10).text
-    found = {line.partition("{")[0]: int(float(line.rpartition(" ")[2])) for line in text.splitlines() if "{model=" in line}
+    """Of a server's only runner, as far as its numbers tell. They are missing while it is too busy to answer at once."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+        found = {line.partition("{")[0]: int(float(line.rpartition(" ")[2])) for line in text.splitlines() if "{model=" in line}
+        if "puna_runner_requests_active" in found or time.monotonic() > deadline:
+            break
     return wire.Health(
         status="ready",
         active=found["puna_runner_requests_active"],
@@ -203,7 +220,7 @@ def runner(model: Path, limits: Limits) -> Iterator[Place]:
 def server(model: Path, limits: Limits) -> Iterator[Place]:
     """A server, whose runner is looked at as well."""
     with contenders.puna(model, limits, PUNA_WARM_SPARE="0", PUNA_HOST_CACHE="2M") as contender:  # the only runner is the model's
-        process = next(child for child in contender.processes() if "runner" in child.cmdline())
+        process = next(child for child in contender.processes() if "runner" in command_of(child))
         front = ServerFront(contender.model, limits.n_ctx)
         yield Place(front, contender, _health_in_metrics, process.pid, limits)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from puna.model import registry
 from puna.runner.engine import Engine, RequestHandle
 from puna.runner.service import NotLoaded
 from puna.wire import CompletionRequest, EmbeddingReply, EmbeddingRequest, Failed, LoadOptions, LoadRequest
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.tiny import CORPUS, write_bert, write_llama
 
 LONG = [CORPUS[i % 300 :][:400] for i in range(600)]
@@ -56,18 +56,31 @@ class Answer:
 
     @property
     def reply(self) -> EmbeddingReply | Failed:
-        assert self._there.wait(120)
+        assert self._there.wait(PATIENCE_S)
         return self.replies[0]
 
 
+def after_steps(engine: Engine, n: int, act: Callable[[], object]) -> None:
+    """Act between two steps, once so many more are computed: on the engine's thread, which waits for that."""
+    n_left = n
+
+    def count() -> None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left == 0:
+            act()
+
+    engine.after_step(count)
+
+
 def test_a_long_list_does_not_keep_a_short_one_waiting(engine: Engine) -> None:
+    shorts: list[Answer] = []
+    after_steps(engine, 2, lambda: shorts.append(Answer(engine, ["hello"])))
     before = engine.health().steps
     long = Answer(engine, LONG)
-    wait_until(lambda: engine.health().steps > before + 1)
-    asked = engine.health().steps
-    short = Answer(engine, ["hello"])
-    assert isinstance(short.reply, EmbeddingReply)
     assert isinstance(long.reply, EmbeddingReply)
+    (short,), asked = shorts, before + 2
+    assert isinstance(short.reply, EmbeddingReply)
     # What was taken up fills a batch; behind that the short one's turn comes at once.
     assert short.at_step - asked <= 3
     assert long.at_step - short.at_step > 10
@@ -75,14 +88,20 @@ def test_a_long_list_does_not_keep_a_short_one_waiting(engine: Engine) -> None:
 
 
 def test_a_cancelled_list_ends_soon_and_once(engine: Engine) -> None:
+    may_cancel = threading.Event()
+
+    def cancel() -> None:
+        assert may_cancel.wait(PATIENCE_S)
+        answer.handle.cancel()
+
+    after_steps(engine, 1, cancel)
     before = engine.health().steps
     answer = Answer(engine, LONG)
-    wait_until(lambda: engine.health().steps > before)
-    answer.handle.cancel()
+    may_cancel.set()
     assert answer.reply == Failed(error="the request was cancelled", status=499)
     answer.handle.cancel()
     wait_until(lambda: engine.health().active == engine.health().waiting == 0)
-    assert engine.health().steps < before + 60
+    assert engine.health().steps <= before + 2
     assert isinstance(Answer(engine, ["still there"]).reply, EmbeddingReply)
     assert len(answer.replies) == 1
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from puna.errors import BadRequest, ContextOverflow, FileFormatError
+from puna.native.ggml import ggml
 from puna.runner.engine import Engine, RequestHandle
 from puna.runner.service import NotLoaded
 from puna.runner.tasks.completion import Completion
@@ -100,6 +103,25 @@ class Answer:
         assert self.ended.wait(PATIENCE_S)
         assert isinstance(self.end, Done), self.end
         return self.end
+
+
+@contextmanager
+def between_steps(engine: Engine, is_time: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
+    """Act once, on the engine's thread, behind the first step after which it is time. The block's requests are there by then."""
+    are_there = threading.Event()
+    n_left = 1
+
+    def look() -> None:
+        nonlocal n_left
+        if n_left:
+            assert are_there.wait(PATIENCE_S)
+            if is_time():
+                n_left = 0
+                act()
+
+    engine.after_step(look)
+    yield
+    are_there.set()
 
 
 PROMPTS = [
@@ -256,13 +278,18 @@ def test_more_requests_than_places_all_end(engine: Engine) -> None:
 
 
 def test_cancel_while_it_writes_and_while_it_waits(engine: Engine) -> None:
-    writing = [Answer(engine, prompt, n_predict=2000) for prompt in PROMPTS[:4]]
-    waiting = Answer(engine, "who waits", n_predict=5)
-    wait_until(lambda: all(a.text for a in writing))
-    for answer in [*writing, waiting]:
-        answer.handle.cancel()
-        answer.handle.cancel()
-    assert {a.done().reason for a in [*writing, waiting]} == {"cancelled"}
+    writing: list[Answer] = []
+    waiting: list[Answer] = []
+
+    def cancel() -> None:
+        for answer in [*writing, *waiting]:
+            answer.handle.cancel()
+            answer.handle.cancel()
+
+    with between_steps(engine, lambda: all(a.text for a in writing), cancel):
+        writing += [Answer(engine, prompt, n_predict=2000) for prompt in PROMPTS[:4]]
+        waiting.append(Answer(engine, "who waits", n_predict=5))
+    assert {a.done().reason for a in [*writing, *waiting]} == {"cancelled"}
     wait_until(lambda: engine.health().active == 0)
 
 
@@ -270,15 +297,43 @@ def test_the_cache_is_sound_after_all_of_this(engine: Engine) -> None:
     check_integrity(engine)
 
 
+@contextmanager
+def at_node(backend: Any, number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Act in the middle of a graph, when the library asks for the so-manieth time whether it is to go on."""
+    asks = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+    flag, n_asked = backend._abort, 0
+
+    def poll(data: int) -> bool:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked == number:
+            act()
+        return bool(asks(flag.function)(data))
+
+    ask = asks(poll)
+    set_callback = ggml().ggml_backend_cpu_set_abort_callback
+    set_callback(backend._cpu_backend, ctypes.cast(ask, ctypes.c_void_p).value, flag.data)
+    try:
+        yield
+    finally:
+        set_callback(backend._cpu_backend, flag.function, flag.data)
+
+
 def test_cancel_in_the_middle_of_a_prompt_ends_the_compute(tmp_path: Path) -> None:
-    """A step over a long prompt takes seconds; its client is gone, so the step must not be finished first."""
-    path = write_llama(tmp_path / "wide.gguf", n_layers=8, n_embd=1024, n_heads=16, n_kv_heads=16, n_ff=4096, n_ctx=4096)
+    """A step over a long prompt may take seconds; its client is gone, so the step must not be finished first."""
+    path = write_llama(tmp_path / "long.gguf", n_ctx=4096)
     engine = started(path, n_ctx=4096, n_batch=2048)
     try:
-        answer = Answer(engine, "seven " * 2500)
-        wait_until(lambda: bool(engine.loop.step.tasks))
-        time.sleep(0.05)
-        answer.handle.cancel()
+        is_there = threading.Event()
+
+        def leave() -> None:
+            assert is_there.wait(PATIENCE_S)
+            answer.handle.cancel()
+
+        with at_node(engine.loop.model.backend, 20, leave):
+            answer = Answer(engine, "seven " * 2500)
+            is_there.set()
+            answer.done()
         assert answer.done().reason == "cancelled"
         steps = engine.health().steps
         follower = Answer(engine, "hello", n_predict=2)
@@ -329,10 +384,16 @@ def test_a_fault_in_the_engine_s_own_books_fails_requests_and_not_the_engine(
 ) -> None:
     engine = started(model)
     try:
-        running = Answer(engine, "the sea", n_predict=4000)
-        wait_until(lambda: bool(running.text))
-        monkeypatch.setattr(engine.loop.scheduler.slots, "acquire", lambda *_: 1 / 0)
-        unlucky = Answer(engine, "hello")
+        both: list[Answer] = []
+
+        def break_the_books() -> None:
+            monkeypatch.setattr(engine.loop.scheduler.slots, "acquire", lambda *_: 1 / 0)
+            both.append(Answer(engine, "hello"))
+
+        with between_steps(engine, lambda: bool(both[0].text), break_the_books):
+            both.append(Answer(engine, "the sea", n_predict=2000))
+        wait_until(lambda: len(both) == 2)
+        running, unlucky = both
         assert unlucky.ended.wait(PATIENCE_S)
         assert running.ended.wait(PATIENCE_S)
         assert isinstance(unlucky.end, Failed)
@@ -428,11 +489,15 @@ def test_sharing_changes_no_text(model: Path) -> None:
 def test_whoever_waits_for_a_prefix_starts_when_its_owner_is_cancelled(model: Path) -> None:
     engine = started(model, n_ctx=2048, n_parallel=4, n_batch=16)
     try:
-        first = Answer(engine, PREFIX * 2 + " one", n_predict=4)
-        second = Answer(engine, PREFIX * 2 + " two", n_predict=4)
-        wait_until(lambda: engine.health().active == 1 and engine.health().waiting == 1)
-        first.handle.cancel()
-        assert second.done().eval_count == 4
+        both: list[Answer] = []
+
+        def one_waits() -> bool:
+            health = engine.health()
+            return (health.active, health.waiting) == (1, 1)
+
+        with between_steps(engine, one_waits, lambda: both[0].handle.cancel()):
+            both += [Answer(engine, f"{PREFIX * 2} {word}", n_predict=4) for word in ("one", "two")]
+        assert [answer.done().reason for answer in both] == ["cancelled", "length"]
     finally:
         engine.close()
 

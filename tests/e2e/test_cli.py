@@ -18,6 +18,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, wait_until
 from tests.ports import kept_free
+from tests.processes import is_alive
 from tests.tiny import write_llama
 from tests.unit.cli.pty_driver import terminal
 
@@ -30,6 +31,8 @@ PARAMETER num_predict 12
 PARAMETER num_ctx 512
 SYSTEM Answer in few words.
 """
+# Where a limit is taken away, an answer goes on for ten contexts: longer than any test looks at it.
+LONG = MODELFILE.replace("tiny.gguf", "long.gguf").replace("num_ctx 512", f"num_ctx {1 << 16}\nPARAMETER ignore_eos true")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     write_llama(folder / "tiny.gguf", n_ctx=512)
     (folder / "Modelfile").write_text(MODELFILE)
+    write_llama(folder / "long.gguf", n_layers=1, n_ctx=1 << 16)
+    (folder / "Longfile").write_text(LONG)
     return folder
 
 
@@ -53,7 +58,7 @@ def env(home: Path) -> Iterator[dict[str, str]]:
 def puna(env: dict[str, str], home: Path) -> Puna:
     def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "puna", *arguments]
-        return subprocess.run(command, input=stdin, env=env, cwd=home, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, input=stdin, env=env, cwd=home, capture_output=True, text=True, timeout=PATIENCE_S)
 
     return run
 
@@ -65,6 +70,14 @@ def model(puna: Puna) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "success"
     return "tiny"
+
+
+@pytest.fixture(scope="module")
+def long(puna: Puna) -> str:
+    """A model that answers for as long as it may."""
+    done = puna("create", "long", "-f", "Longfile")
+    assert done.returncode == 0, done.stderr
+    return "long"
 
 
 @pytest.fixture
@@ -86,15 +99,7 @@ def server(env: dict[str, str], home: Path) -> Iterator[subprocess.Popen[bytes]]
 
 
 def assert_ends(processes: list[psutil.Process]) -> None:
-    wait_until(lambda: not any(map(_is_alive, processes)))
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    """One that has ended may never be waited for: whoever takes over orphans does as it likes."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    wait_until(lambda: not any(map(is_alive, processes)))
 
 
 def test_an_answer_without_a_server(puna: Puna, model: str) -> None:
@@ -157,29 +162,19 @@ def test_errors_name_what_is_wrong(puna: Puna, home: Path) -> None:
 
 def test_ps_and_stop(puna: Puna, model: str, server: subprocess.Popen[bytes]) -> None:
     assert puna("ps").stdout.splitlines() == ["NAME    ID    SIZE    PROCESSOR    CONTEXT    UNTIL"]
-    assert puna("run", "--keepalive", "10m", model, "hello").returncode == 0
+    assert puna("run", "--keepalive", "10h", model, "hello").returncode == 0
     assert re.fullmatch(
-        r"tiny:latest +[0-9a-f]{12} +[\d.]+ [KMG]B +100% CPU +512 +9 minutes from now", puna("ps").stdout.splitlines()[1]
+        r"tiny:latest +[0-9a-f]{12} +[\d.]+ [KMG]B +100% CPU +512 +10 hours from now", puna("ps").stdout.splitlines()[1]
     )
     assert puna("stop", model).returncode == 0
-    deadline = time.monotonic() + PATIENCE_S
-    while json.loads(puna("ps", "--json").stdout)["models"]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not json.loads(puna("ps", "--json").stdout)["models"])
     assert puna("stop", "nobody").stderr == 'Error: couldn\'t find model "nobody" to stop\n'
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_outlives_the_command(env: dict[str, str], home: Path, model: str, how: signal.Signals) -> None:
+def test_no_process_outlives_the_command(env: dict[str, str], home: Path, puna: Puna, long: str, how: signal.Signals) -> None:
     """A private server with a loaded runner, whose owner ends in the middle of an answer."""
-    endless = "FROM tiny\nPARAMETER num_predict -1\n"
-    subprocess.run(
-        [sys.executable, "-m", "puna", "create", "endless", "-f", "-"],
-        input=endless,
-        env=env,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
+    assert puna("create", "endless", "-f", "-", stdin=f"FROM {long}\nPARAMETER num_predict -1\n").returncode == 0
     command = [sys.executable, "-m", "puna", "run", "endless", "go"]
     with subprocess.Popen(command, env=env, cwd=home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -191,8 +186,8 @@ def test_no_process_outlives_the_command(env: dict[str, str], home: Path, model:
     assert_ends(family)
 
 
-def test_a_conversation(env: dict[str, str], home: Path, model: str) -> None:
-    with terminal("run", model, env=env, cwd=home) as repl:
+def test_a_conversation(env: dict[str, str], home: Path, long: str) -> None:
+    with terminal("run", long, env=env, cwd=home) as repl:
         repl.wait_for(">>> ")
         repl.send("/set verbose\r")
         repl.wait_for("Set 'verbose' mode.")
@@ -202,9 +197,10 @@ def test_a_conversation(env: dict[str, str], home: Path, model: str) -> None:
         repl.wait_for(">>> ")
         repl.send("/set parameter num_predict -1\r")
         repl.wait_for(">>> ")
+        before = len(repl.raw)
         repl.send("go on\r")
-        repl.wait_for("\n")
-        time.sleep(1)
+        while len(repl.raw) < before + 10_000:  # more than the prompt takes: these are lines of the answer
+            repl.wait_for("\n")
         repl.send("\x03")
         repl.wait_for(">>> ")
         repl.send("/show system\r")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,12 +18,17 @@ from bench.cluster import SERVE, Raylets, Result, ask, converse, head, metric, o
 
 from puna.store.recipe import Recipe
 from puna.store.store import Store
+from tests.patience import wait_until
+from tests.ports import kept_free
+from tests.processes import is_alive
 from tests.tiny import write_llama
 
 pytestmark = pytest.mark.thorough
 
 MODEL = "tiny"
 N_NODES = 3
+N_CTX = 4096
+MOST = 10 * N_CTX  # tokens that an answer may have
 
 
 @dataclass(frozen=True)
@@ -58,24 +62,20 @@ serve.shutdown()
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Two heads on the same nodes: one routes by what replicas hold, the other in turns."""
     folder = tmp_path_factory.mktemp("cluster")
-    file = write_llama(folder / "tiny.gguf", n_layers=1, n_embd=64, n_ff=64, n_ctx=4096)
+    file = write_llama(folder / "tiny.gguf", n_layers=1, n_embd=64, n_ff=64, n_ctx=N_CTX)
     store = Store(folder / "models")
     blob = store.blobs.import_file(file)
     store.create(MODEL, Recipe(files={"model.gguf": blob.digest}))
-    ports = free_port(), free_port()
     with (
+        kept_free() as first,
+        kept_free() as second,
         raylets(folder, N_NODES) as cluster,
-        head(folder, cluster.address, ports[0], store.root) as prefix,
-        head(folder, cluster.address, ports[1], store.root, PUNA_CLUSTER_ROUTE="turns") as turns,
+        head(folder, cluster.address, first, store.root) as prefix,
+        head(folder, cluster.address, second, store.root, PUNA_CLUSTER_ROUTE="turns") as turns,
     ):
         for client in (prefix, turns):
             until(lambda client=client: sum(metric(client, "puna_node_up").values()) == N_NODES)  # type: ignore[misc]
@@ -108,7 +108,7 @@ def test_routed_by_prefixes_conversations_compute_less_than_in_turns(world: Worl
 
 
 def test_a_client_that_leaves_frees_the_replica(world: World) -> None:
-    body = {"model": MODEL, "messages": opening("leaves"), "options": {"num_predict": 3000, "ignore_eos": True}}
+    body = {"model": MODEL, "messages": opening("leaves"), "options": {"num_predict": MOST, "ignore_eos": True}}
     with world.prefix.stream("POST", "/api/chat", json=body) as reply:
         lines = reply.iter_lines()
         next(lines)
@@ -119,8 +119,10 @@ def test_a_client_that_leaves_frees_the_replica(world: World) -> None:
 def test_ray_serve_runs_the_same_server(world: World) -> None:
     for number in range(N_NODES):  # whichever machine it is started on
         shutil.copytree(world.models, world.folder / f"models-{number}", dirs_exist_ok=True)
-    port = free_port()
-    with head(world.folder, world.cluster.address, port, world.models, ("-c", ON_SERVE, str(port))) as client:
+    with (
+        kept_free() as port,
+        head(world.folder, world.cluster.address, port, world.models, ("-c", ON_SERVE, str(port))) as client,
+    ):
         until(lambda: sum(metric(client, "puna_node_up").values()) == N_NODES)
         assert client.get("/").text == "Ollama is running"
         result = converse(client, MODEL, tag="on serve", n_conversations=6, n_turns=2)
@@ -131,32 +133,38 @@ def test_ray_serve_runs_the_same_server(world: World) -> None:
         assert len(lines) > 2
         assert lines[-1] == "data: [DONE]"
         # Who leaves is heard of through Ray's proxy, too.
-        body = {"model": MODEL, "messages": opening("leaves"), "options": {"num_predict": 3000, "ignore_eos": True}}
+        body = {"model": MODEL, "messages": opening("leaves"), "options": {"num_predict": MOST, "ignore_eos": True}}
         with client.stream("POST", "/api/chat", json=body) as reply:
             next(reply.iter_lines())  # an iterator that nobody keeps hangs up
         until(lambda: sum(metric(client, "puna_replica_requests").values()) == 0)
 
 
 def test_a_machine_is_lost_under_load_and_every_request_ends(world: World) -> None:
-    result = Result()
+    result, is_lost = Result(), threading.Event()
+    n_asked = [0] * 18
 
     def long(number: int) -> None:
         options = {"num_predict": 600, "ignore_eos": True}
-        ask(world.prefix, result, {"model": MODEL, "messages": opening(f"long {number}"), "options": options})
+        while not is_lost.is_set():  # one after the other, so that there is work on it whenever it is lost
+            n_asked[number] += 1
+            ask(world.prefix, result, {"model": MODEL, "messages": opening(f"long {number}"), "options": options})
 
-    threads = [threading.Thread(target=long, args=(number,)) for number in range(18)]
+    threads = [threading.Thread(target=long, args=(number,)) for number in range(len(n_asked))]
 
     def lose_one() -> None:
         for thread in threads:
             thread.start()
-        until(lambda: min([*metric(world.prefix, "puna_replica_requests").values(), 99]) >= 2)
-        world.cluster.kill(2)
+        try:
+            until(lambda: min([*metric(world.prefix, "puna_replica_requests").values(), 99]) >= 2)
+            world.cluster.kill(2)
+        finally:
+            is_lost.set()
 
     lost = converse(world.prefix, MODEL, tag="lost", n_conversations=60, n_turns=3, at_half=lose_one)
     for thread in threads:
         thread.join(240)
     print(f"long     {result.told()}\nlost     {lost.told()}")
-    assert (sum(result.endings.values()), sum(lost.endings.values())) == (18, 180)
+    assert (sum(result.endings.values()), sum(lost.endings.values())) == (sum(n_asked), 180)
     assert set(result.endings) | set(lost.endings) <= {"answered", "error in the middle"}
     assert all("lost in the middle of it" in error for error in result.errors + lost.errors)
     moved = sum(metric(world.prefix, "puna_node_requests_moved_total").values())
@@ -171,13 +179,13 @@ def test_a_machine_is_lost_under_load_and_every_request_ends(world: World) -> No
 
 def test_a_head_of_another_version_replaces_the_nodes_and_breaks_no_request(world: World) -> None:
     result = Result()
-    options = {"num_predict": 1500, "ignore_eos": True}
+    options = {"num_predict": 2000, "ignore_eos": True}
     bodies = [{"model": MODEL, "messages": opening(f"rolling {number}"), "options": options} for number in range(6)]
     threads = [threading.Thread(target=ask, args=(world.prefix, result, body)) for body in bodies]
     for thread in threads:
         thread.start()
     until(lambda: sum(metric(world.prefix, "puna_replica_requests").values()) == 6)
-    with head(world.folder, world.cluster.address, free_port(), world.models, ("-c", NEXT_VERSION)) as client:
+    with kept_free() as port, head(world.folder, world.cluster.address, port, world.models, ("-c", NEXT_VERSION)) as client:
         until(lambda: sum(metric(client, "puna_node_up").values()) == N_NODES - 1)
         for thread in threads:
             thread.join(240)
@@ -189,14 +197,13 @@ def test_a_head_of_another_version_replaces_the_nodes_and_breaks_no_request(worl
 def test_a_ray_that_was_started_for_one_machine_listens_on_loopback_alone(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="ray-") as own:  # short: sockets lie below it
         environ = {"RAY_TMPDIR": own, "HOME": str(tmp_path)}
-        with head(tmp_path, "", free_port(), tmp_path / "models", SERVE, **environ) as client:
+        with kept_free() as port, head(tmp_path, "", port, tmp_path / "models", SERVE, **environ) as client:
             until(lambda: sum(metric(client, "puna_node_up").values()) == 1)
             started = list(_of(own))
             listening = [c.laddr.ip for p in started for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
         assert len(listening) >= 4
         assert [ip for ip in listening if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback] == []
-        psutil.wait_procs(started, timeout=60)
-        assert not [process for process in started if process.is_running()]
+        wait_until(lambda: not any(map(is_alive, started)))
 
 
 def _of(folder: str) -> Iterator[psutil.Process]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from tests.lora import write_lora
 from tests.minilm import NumpyBert, unpack_checkpoint
 from tests.oracle import Oracle
 from tests.patience import PATIENCE_S, wait_until
+from tests.processes import children, command_of
 from tests.tiny import write_llama
 
 # A sentence, the same said otherwise, and a sentence about something else that shares its words or its form.
@@ -197,22 +197,21 @@ def test_a_checkpoint_that_lies_is_an_error_with_names(server: Server, tmp_path:
 
 
 def quantisers(server: Server) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(server.process.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            if "puna.runner.process.quantise" in child.cmdline():
-                found.append(child)
-    return found
+    ours = psutil.Process(server.process.pid)
+    return [child for child in children(ours) if "puna.runner.process.quantise" in command_of(child)]
 
 
 def test_a_client_that_goes_away_ends_the_quantiser(server: Server, tmp_path: Path) -> None:
     write_llama(tmp_path / "m.gguf", n_layers=4, n_embd=512, n_ff=2048, metadata={"general.file_type": 0})
     created(server, tmp_path, "full", "FROM ./m.gguf")
-    body = {"model": "small-full", "from": "full", "quantize": "q2_K"}
+    body = {"model": "small-full", "from": "full", "quantize": "iq4_xs"}  # the slowest kind
     with server.client.stream("POST", "/api/create", json=body) as response:
-        line = next(line for line in response.iter_lines() if "quantizing F32 model to Q2_K" in line)
-        assert "error" not in line
         wait_until(lambda: quantisers(server))
+        (process,) = quantisers(server)
+        process.suspend()  # it must not be done before the client has gone
+        line = next(line for line in response.iter_lines() if "quantizing F32 model to IQ4_XS" in line)
+        assert "error" not in line
+        assert quantisers(server) == [process]
     wait_until(lambda: not quantisers(server))
     assert server.client.post("/api/show", json={"model": "small-full"}).status_code == 404
 

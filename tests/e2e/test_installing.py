@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -111,12 +112,13 @@ def test_without_a_compiler_and_npm_the_wheel_is_for_any_platform(tmp_path: Path
 
 
 def test_an_empty_environment_answers_after_one_command(wheel: Path, starter_store: Store, tmp_path: Path) -> None:
+    shutil.copytree(starter_store.root, tmp_path / "models", copy_function=os.link)
     place = tmp_path / "environment"
     _run(sys.executable, "-m", "venv", place)
     environ = os.environ | {
         "PIP_ONLY_BINARY": ":all:",  # nothing is compiled
         "XDG_CACHE_HOME": str(tmp_path / "cache"),  # nothing that was compiled for this machine is found
-        "OLLAMA_MODELS": str(starter_store.root),
+        "OLLAMA_MODELS": str(tmp_path / "models"),
         "OLLAMA_HOST": "127.0.0.1:1",  # nobody listens there: the command starts its own server
     }
     environ = {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PUNA_LIBRARY")}

@@ -22,14 +22,16 @@ from puna.local.batch import in_order
 from puna.store.store import Store
 from tests.conftest import STARTER
 from tests.patience import PATIENCE_S, wait_until
+from tests.processes import command_of
 from tests.tiny import RANK, write_bert, write_llama
 
 PROMPT = "the quick brown fox"
+N_CTX = 1 << 16  # an answer of ten times as many tokens goes on for longer than a test takes
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("python") / "tiny.gguf", seed=5, n_layers=1, n_embd=64, n_ff=64)
+    return write_llama(tmp_path_factory.mktemp("python") / "tiny.gguf", seed=5, n_layers=1, n_embd=64, n_ff=64, n_ctx=N_CTX)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
 
 
 def runners() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True) if "runner" in " ".join(child.cmdline())}
+    return {child.pid for child in psutil.Process().children(recursive=True) if "runner" in command_of(child)}
 
 
 def test_an_answer_says_what_it_took(engine: Engine) -> None:
@@ -181,7 +183,7 @@ def test_a_closed_engine_has_no_process_and_says_so(model: Path, tmp_path: Path)
     engine = Engine(model, models=tmp_path)
     assert runners() > before
     engine.close()
-    assert runners() == before
+    assert runners() <= before
     engine.close()
     with pytest.raises(RuntimeError, match="closed"):
         engine.generate(PROMPT)
@@ -193,7 +195,7 @@ def test_an_engine_that_nobody_has_any_more_ends(model: Path, tmp_path: Path) ->
     assert runners() > before
     del engine
     gc.collect()
-    wait_until(lambda: runners() == before)
+    wait_until(lambda: runners() <= before)
 
 
 def test_a_file_that_is_no_model_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ def test_a_file_that_is_no_model_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
     with pytest.raises(PunaError, match=r"bad\.gguf"):
         Engine(tmp_path / "bad.gguf", models=tmp_path)
-    assert runners() == before
+    assert runners() <= before
 
 
 def test_vectors_and_scores(tmp_path: Path) -> None:
@@ -262,10 +264,10 @@ def test_ctrl_c_ends_the_wait_and_the_work(wait_s: float, model: Path, tmp_path:
     program = f"""
 import sys
 from puna import Engine
-with Engine({str(model)!r}, models={str(tmp_path)!r}) as engine:
+with Engine({str(model)!r}, n_ctx={N_CTX}, models={str(tmp_path)!r}) as engine:
     try:
         print("ready", flush=True)
-        engine.generate("fox", num_predict=20000, ignore_eos=True)
+        engine.generate("fox", num_predict={10 * N_CTX}, ignore_eos=True)
     except KeyboardInterrupt:
         print("interrupted", engine.generate("fox", num_predict=2, ignore_eos=True).tokens, flush=True)
 print("closed", flush=True)
@@ -290,4 +292,4 @@ def test_a_program_that_forgets_to_close_leaves_no_process(model: Path, tmp_path
     before = runners()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    wait_until(lambda: runners() == before)
+    wait_until(lambda: runners() <= before)

@@ -35,7 +35,7 @@ from tests.vision import gemma3
 rpc_workers.needed()
 
 # Layers of 8 MiB: large beside what a worker keeps for itself, small beside what a test machine has.
-SHAPE: dict[str, Any] = {"n_layers": 7, "n_embd": 512, "n_heads": 8, "n_kv_heads": 2, "n_ff": 1024, "dtype": "f32", "n_ctx": 2048}
+SHAPE: dict[str, Any] = {"n_layers": 7, "n_embd": 512, "n_heads": 8, "n_kv_heads": 2, "n_ff": 1024, "dtype": "f32", "n_ctx": 8192}
 FIXED = {"num_ctx": 256, "num_batch": 64, "num_predict": 8, "temperature": 0, "ignore_eos": True}
 SMALL = {"PUNA_WARM_SPARE": "0", "OLLAMA_NUM_PARALLEL": "1", "PUNA_KERNELS": "0"}
 
@@ -139,8 +139,10 @@ def test_a_conversation_goes_on_in_the_cache_of_the_workers(folder: Path, alone:
         assert cached > first["prompt_eval_count"], "both repetitions begin like the first"
 
 
-def stream(server: Server, model: str, n: int, pieces: list[dict[str, Any]], begun: threading.Event) -> None:
-    body = {"model": model, "prompt": "hello", "options": FIXED | {"num_predict": n}, "keep_alive": -1}
+def stream(server: Server, model: str, pieces: list[dict[str, Any]], begun: threading.Event) -> None:
+    """An answer of ten contexts, which is not over before its worker is."""
+    options = FIXED | {"num_ctx": SHAPE["n_ctx"], "num_predict": 10 * SHAPE["n_ctx"]}
+    body = {"model": model, "prompt": "hello", "options": options, "keep_alive": -1}
     with httpx.stream("POST", f"{server.url}/api/generate", json=body, timeout=PATIENCE_S) as response:
         for line in response.iter_lines():
             pieces.append(json.loads(line))
@@ -152,13 +154,13 @@ def test_a_worker_that_dies_takes_its_model_and_nothing_else(folder: Path, alone
     """The answer under way ends with an error that names it; other models go on, and the next request does without it."""
     with rpc_workers.running(2, "--memory", "1G") as workers, cluster(folder, workers) as server:
         assert ask(server, "b", num_gpu=0) == alone["b"]
-        assert ask(server, "a") == alone["a"]
+        assert ask(server, "a", num_ctx=SHAPE["n_ctx"]) == alone["a"]
         (device,) = placed(server, "a")
         (lost,) = [worker for worker in workers if worker.device == device]
         (other,) = [worker for worker in workers if worker is not lost]
         pieces: list[dict[str, Any]] = []
         begun = threading.Event()
-        thread = threading.Thread(target=stream, args=(server, "a", 20_000, pieces, begun))
+        thread = threading.Thread(target=stream, args=(server, "a", pieces, begun))
         thread.start()
         assert begun.wait(PATIENCE_S)
         lost.kill()
@@ -202,7 +204,7 @@ def test_a_worker_that_never_answers_delays_a_load_and_nothing_more(folder: Path
 @pytest.mark.thorough
 def test_a_worker_that_falls_silent_ends_the_model_after_a_while(folder: Path, alone: dict[str, Any]) -> None:
     """As a machine without power: no connection ends, nothing is said any more."""
-    with rpc_workers.running(1, "--memory", "1G") as (worker,), cluster(folder, [worker], PUNA_STALL_TIMEOUT="3") as server:
+    with rpc_workers.running(1, "--memory", "1G") as (worker,), cluster(folder, [worker], PUNA_STALL_TIMEOUT="8") as server:
         assert ask(server, "a") == alone["a"]
         os.kill(worker.process.pid, signal.SIGSTOP)
         try:

@@ -24,6 +24,7 @@ from tests.e2e.test_first_light import Server, serving
 from tests.hostile_images import HOSTILE, encoded, noise
 from tests.mtmd_oracle import MARKER, MtmdOracle
 from tests.patience import PATIENCE_S, wait_until
+from tests.processes import children, command_of, is_alive
 from tests.vision import gemma3
 from tests.vision.scenes import photo, screenshot
 
@@ -69,10 +70,6 @@ class Seeing:
         assert reply["status"] == 200, reply
         content: str = reply["message"]["content"]
         return content
-
-    def counted(self, name: str) -> int:
-        lines = self.client.get("/metrics").text.splitlines()
-        return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(f"puna_{name}"))
 
 
 @pytest.fixture(scope="module")
@@ -208,13 +205,13 @@ def test_a_screenshot_and_a_photo_of_a_telephone(seeing: Seeing) -> None:
 
 def test_an_image_is_encoded_once_for_all_who_bring_it(seeing: Seeing) -> None:
     image = encoded("PNG", noise(SIDE, SIDE, 11))
-    before = seeing.counted("images_encoded_total")
+    before = seeing.server.counted("images_encoded_total")
     with ThreadPoolExecutor(8) as pool:
         texts = [f"user {n}: what" for n in range(8)]
         together = list(pool.map(lambda text: seeing.said(text, [image]), texts))
-    assert seeing.counted("images_encoded_total") == before + 1
+    assert seeing.server.counted("images_encoded_total") == before + 1
     assert together == [seeing.said(text, [image]) for text in texts]
-    assert seeing.counted("images_encoded_total") == before + 1
+    assert seeing.server.counted("images_encoded_total") == before + 1
 
 
 def test_users_with_other_images_at_once_are_answered_as_if_alone(seeing: Seeing) -> None:
@@ -229,12 +226,12 @@ def test_a_conversation_goes_on_behind_its_image(seeing: Seeing) -> None:
     first = {"role": "user", "content": "what is it", "images": [text_of(image)]}
     body = {"model": "eyes", "stream": False, "options": GREEDY}
     reply = seeing.client.post("/api/chat", json={**body, "messages": [first]}).json()
-    before = seeing.counted("images_encoded_total"), seeing.counted("prompt_tokens_cached_total")
+    before = seeing.server.counted("images_encoded_total"), seeing.server.counted("prompt_tokens_cached_total")
     turns = [first, reply["message"], {"role": "user", "content": "and now"}]
     again = seeing.client.post("/api/chat", json={**body, "messages": turns}).json()
     assert again["message"]["content"]
-    assert seeing.counted("images_encoded_total") == before[0]
-    assert seeing.counted("prompt_tokens_cached_total") >= before[1] + reply["prompt_eval_count"]
+    assert seeing.server.counted("images_encoded_total") == before[0]
+    assert seeing.server.counted("prompt_tokens_cached_total") >= before[1] + reply["prompt_eval_count"]
 
 
 def test_hostile_images_are_each_a_400_and_everybody_else_goes_on(seeing: Seeing) -> None:
@@ -255,27 +252,28 @@ def test_hostile_images_are_each_a_400_and_everybody_else_goes_on(seeing: Seeing
 
 def _has_eyes(process: psutil.Process) -> bool:
     """It has read images."""
-    return any("decode" in child.cmdline() for child in process.children())
+    return any("decode" in command_of(child) for child in children(process))
 
 
 def test_the_processes_that_read_images_end_with_the_runner(seeing: Seeing) -> None:
     seeing.said("hello", [CAT], model="one")
-    before = {child.pid: child for runner in seeing.server.runners() for child in runner.children()}
+    before = [child for runner in seeing.server.runners() for child in children(runner)]
+    assert before
     for runner in seeing.server.runners():
         runner.kill()
-    wait_until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in before.values()))
+    wait_until(lambda: not any(map(is_alive, before)))
     assert seeing.said("hello", [CAT])
 
 
 def test_several_answers_to_one_prompt_with_an_image(seeing: Seeing) -> None:
-    before = seeing.counted("images_encoded_total")
+    before = seeing.server.counted("images_encoded_total")
     image = encoded("PNG", noise(SIDE, SIDE, 31))
     part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text_of(image)}"}}
     body = {"model": "eyes", "n": 3, "max_tokens": 5, "temperature": 0, "messages": [{"role": "user", "content": [part]}]}
     reply = seeing.client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
     assert len({choice["message"]["content"] for choice in reply.json()["choices"]}) == 1
-    assert seeing.counted("images_encoded_total") == before + 1
+    assert seeing.server.counted("images_encoded_total") == before + 1
 
 
 def test_a_client_that_leaves_takes_its_image_with_it(seeing: Seeing) -> None:
@@ -284,7 +282,7 @@ def test_a_client_that_leaves_takes_its_image_with_it(seeing: Seeing) -> None:
     options = {**GREEDY, "num_predict": 2000}
     with seeing.client.stream("POST", "/api/chat", json={"model": "eyes", "messages": [message], "options": options}) as reply:
         next(reply.iter_lines())
-    wait_until(lambda: seeing.counted("runner_requests_active") == 0)
+    wait_until(lambda: seeing.server.counted("runner_requests_active") == 0)
     assert seeing.said("hello", [CAT])
 
 

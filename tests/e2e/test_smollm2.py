@@ -17,6 +17,7 @@ import pytest
 from puna.store.store import Store
 from tests.conftest import STARTER
 from tests.e2e.test_first_light import Server, serving
+from tests.patience import PATIENCE_S
 
 QUESTION = "What is the capital of France? Answer in one short sentence."
 OTHERS = [
@@ -64,7 +65,7 @@ def test_command_line(starter_store: Store, tmp_path: Path) -> None:
     }
     command = [sys.executable, "-m", "puna", "run", STARTER, QUESTION]
     result = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=True
+        command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL, check=True
     )
     assert "Paris" in result.stdout
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,9 +41,12 @@ PROMPT = "Write a short Python function that says whether a number is even, and 
 @pytest.fixture(scope="module")
 def server(starter_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     parameters = {"temperature": 0.0, "num_predict": 120, "num_ctx": 2048, "seed": 1}
-    starter_store.create(STARTER, Recipe(base=STARTER, parameters=parameters, source=starter_store.get(STARTER).config.source))
-    environ = {"OLLAMA_MODELS": str(starter_store.root), "OLLAMA_NUM_PARALLEL": "4"}
-    with serving(tmp_path_factory.mktemp("server"), **environ) as running:
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copytree(starter_store.root, folder / "models", copy_function=os.link)  # others want the model as it was
+    store = Store(folder / "models")
+    store.create(STARTER, Recipe(base=STARTER, parameters=parameters, source=store.get(STARTER).config.source))
+    store.close()
+    with serving(folder, OLLAMA_NUM_PARALLEL="4") as running:
         yield running
 
 
