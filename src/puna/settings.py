@@ -56,10 +56,13 @@ class Address:
         return self.is_loopback or self.host in ("0.0.0.0", "::")
 
 
+_NO_HOST = re.compile(r"[\s\x00-\x1f\x7f@?#\[\]\\]")
+
+
 def parse_address(text: str) -> Address:
     """``[scheme://]host[:port][/path]`` as Ollama reads OLLAMA_HOST.
 
-    Errors: ValueError when the port is not a number in 0..65535.
+    Errors: ValueError when the port is not a number in 0..65535, or the host has what no host has.
     """
     scheme, found, rest = text.partition("://")
     if not found:
@@ -76,13 +79,25 @@ def parse_address(text: str) -> Address:
             host = "0.0.0.0"
     else:
         host, port = location, None
+    if _NO_HOST.search(host) or (":" in host and not _is_ipv6(host)):
+        raise ValueError(f"{host!r} is no host")
     if port is None or port == "":
         number = default_port
     else:
+        if not (port.isascii() and port.isdigit()):
+            raise ValueError(f"port {port!r} is no number")
         number = int(port)
         if not 0 <= number <= 65535:
             raise ValueError(f"port {number} is out of range")
     return Address(scheme, host or "127.0.0.1", number, "/" + path.strip("/") if path.strip("/") else "")
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 MAX_DURATION_CHARS = 100

@@ -135,6 +135,29 @@ def test_a_former_name_works_and_says_so(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize(
+    "text", ["a:b:c", "[::1", "user:pw@host:1", "http://h:80:90", "a\tb", "two words", "h?x=1", "h:port", "h:-1", "h:70000"]
+)
+def test_an_address_that_is_none_is_told_and_not_used(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert settings.load({"OLLAMA_HOST": text}).host == settings.Address()
+    assert f"OLLAMA_HOST={text!r} is not usable" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("::1", "http://[::1]:11434"),
+        ("[::1]:80", "http://[::1]:80"),
+        ("fe80::1%eth0", "http://[fe80::1%eth0]:11434"),
+        (":1234", "http://0.0.0.0:1234"),
+        ("https://example.com/under/", "https://example.com:443/under"),
+        ("höst_1", "http://höst_1:11434"),
+    ],
+)
+def test_addresses(text: str, url: str) -> None:
+    assert settings.parse_address(text).url == url
+
+
 def test_no_former_name_is_a_setting_of_today() -> None:
     names = [item.metadata["env"] for item in fields(Settings)]
     former = [name for item in fields(Settings) if (name := item.metadata["former_name"])]

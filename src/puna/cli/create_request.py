@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from puna.api.client import Client
 from puna.cli.progress import Display
 from puna.errors import BadRequest, NotFound, PunaError
 from puna.store.disk.blobs import short
-from puna.store.disk.files import read_limited
 from puna.store.models import modelfile as modelfiles
 from puna.store.models.modelfile import Modelfile
 
@@ -42,9 +42,12 @@ def read(file: str) -> tuple[Modelfile, Path]:
     if file == "-":
         return modelfiles.parse(modelfiles.decode(sys.stdin.buffer.read())), Path.cwd()
     path = Path(file).expanduser()
+    if path.is_dir():
+        raise BadRequest(f"{file} is a folder: a Modelfile with FROM {file} makes a model of it")
     if path.exists():
-        content = read_limited(path, modelfiles.MAX_CHARACTERS)
-        return modelfiles.parse(modelfiles.decode(content)), path.resolve().parent
+        with path.open("rb") as opened:  # a pipe, too: what a shell makes of <(...)
+            content = opened.read(modelfiles.MAX_CHARACTERS + 1)
+        return modelfiles.parse(modelfiles.decode(content)), path.resolve().parent if path.is_file() else Path.cwd()
     if file != DEFAULT_FILE:
         raise NotFound(f"no such file: {file}")
     return modelfiles.parse("FROM ."), Path.cwd()
@@ -52,14 +55,13 @@ def read(file: str) -> tuple[Modelfile, Path]:
 
 def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], Files, Files, Files]:
     """The request without its files, the files of the model, those of its adapters, and those of its draft."""
-    files: Files = {}
-    names = []
+    paths, names = [], []
     for value in parsed.values("from"):
         if path := _existing(value, folder):
-            found = _files_at(path)
-            files |= _beside(found, files) if files.keys() & found.keys() else found
+            paths.append(path)
         else:
             names.append(value)
+    files = files_of(paths)
     if files and names:
         raise BadRequest(f"FROM {names[0]}: no such file, and a model cannot be combined with files")
     adapters: Files = {}
@@ -80,6 +82,15 @@ def build(model: str, parsed: Modelfile, folder: Path) -> tuple[dict[str, Any], 
     }
     request = {"model": model, **{key: value for key, value in fields.items() if value}}
     return request, files, adapters, drafts
+
+
+def files_of(paths: Iterable[Path]) -> Files:
+    """All files of what makes up one model: files of weights, and folders."""
+    files: Files = {}
+    for path in paths:
+        found = _files_at(path)
+        files |= _beside(found, files) if files.keys() & found.keys() else found
+    return files
 
 
 def _files_of(keyword: str, value: str, folder: Path) -> Files:

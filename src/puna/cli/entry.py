@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from puna.cli.image_paths import begins_with_path
+
 QUOTES = '"""'
 _SET_SYSTEM = "/set system "
 
@@ -21,7 +23,7 @@ def read_entry(read_line: Callable[[bool], str]) -> Entry:
     head = _SET_SYSTEM if line.startswith(_SET_SYSTEM) else ""
     body = line[len(head) :].lstrip() if head else line
     if not body.startswith(QUOTES):
-        return Entry(line.strip(), line.startswith("/"))
+        return Entry(line.strip(), line.startswith("/") and not begins_with_path(line))
     text = body[len(QUOTES) :]
     while not text.rstrip().endswith(QUOTES):
         text += "\n" + read_line(True)

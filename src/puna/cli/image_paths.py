@@ -51,6 +51,11 @@ def has_path(text: str) -> bool:
     return bool(_START.search(text)) and bool(_END.search(text))
 
 
+def begins_with_path(text: str) -> bool:
+    """Whether the text begins with an image that is there, as when one is dropped on a terminal."""
+    return has_path(text) and next((found.begin == 0 for found in _paths(text)), False)
+
+
 def taken_out(text: str) -> Entered:
     """The text without the images that it names, each of which is told.
 

@@ -14,6 +14,7 @@ from puna.cli.completion import complete, is_completing
 from puna.cli.terminal import accept_all_text, on_terminal
 from puna.errors import PunaError
 
+_INTERRUPTED = 130
 MAY_NEED_A_SERVER = frozenset({"run", "pull", "push", "signin", "signout", "list", "ls", "show", "create", "rm", "cp"})
 
 
@@ -28,6 +29,8 @@ def main() -> None:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here an interrupt simply ends this process
             signal.signal(signal.SIGINT, signal.default_int_handler)
         complete(lambda: app(args=_written_out(arguments), prog_name="puna"))
+    except KeyboardInterrupt:  # while typer makes its commands; in one it is typer's own
+        sys.exit(_INTERRUPTED)
     except (PunaError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -32,7 +32,7 @@ Models = Annotated[
 def model_reference(text: str) -> str:
     """What to send as the model's name: the absolute path when *text* is a file, else *text*.
 
-    Errors: NotFound when it can only be a path and no file is there.
+    Errors: NotFound when it can only be a path and no file is there, or a folder.
     """
     path = Path(text).expanduser()
     must_be_path = text.startswith(("./", "../", "/", "~"))
@@ -40,6 +40,8 @@ def model_reference(text: str) -> str:
         return text
     if path.is_file():
         return os.path.abspath(path)  # links stay: what they lead to need not be called .gguf
+    if path.is_dir():
+        raise NotFound(f"{text} is a folder: a Modelfile with FROM {text} and puna create make a model of it")
     if must_be_path:
         raise NotFound(f"no such file: {text}")
     return text

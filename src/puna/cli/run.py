@@ -121,7 +121,10 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
         name, is_set, value = text.partition("=")
         if not is_set:
             raise BadRequest(f"--option {text}: NAME=VALUE is wanted, as in num_predict=100")
-        parsed = parameters.parse(name, value)
+        try:
+            parsed = parameters.parse(name, value)
+        except BadRequest as error:
+            raise BadRequest(f"--option {text}: {error}") from error
         found[name] = [*found.get(name, ()), parsed] if name in parameters.LISTS else parsed
     return found
 

@@ -22,6 +22,10 @@ class Session:
     projector: str = ""  # a file that the model sees with
 
     @property
+    def model_is_file(self) -> bool:
+        return self.model.startswith("/")
+
+    @property
     def system(self) -> str:
         """The system message that holds now: the last one."""
         return next((m["content"] for m in reversed(self.messages) if m["role"] == "system"), "")
@@ -53,8 +57,9 @@ class Session:
     def save_request(self, name: str) -> dict[str, Any]:
         """A request to create *name* from this model and what this session has added to it."""
         spoken = [m for m in self.messages if m["role"] != "system"]
+        base = {} if self.model_is_file else {"from": self.model}
         added = {"system": self.system, "parameters": self.options, "messages": spoken}
-        return {"model": name, "from": self.model, **{key: value for key, value in added.items() if value}}
+        return {"model": name, **base, **{key: value for key, value in added.items() if value}}
 
     def _with_common(self, request: dict[str, Any]) -> dict[str, Any]:
         if self.think is not None:

@@ -5,15 +5,18 @@ Each works on the session and the client it is given and prints what it has to s
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from puna.api.client import Client
 from puna.cli.listing import models_table
 from puna.cli.model_card import model_card, parameter_rows
-from puna.cli.progress import Spinner, follow
+from puna.cli.options import model_reference
+from puna.cli.progress import Spinner, display
 from puna.cli.session import Session
 from puna.cli.table import table
 from puna.cli.terminal import printable
@@ -96,6 +99,9 @@ Available Parameters:
 """
 
 
+_WORD = re.compile(r'"([^"]+)"(?!\S)|(\S+)')
+
+
 class LeaveSession(Exception):
     """The person wants to leave the session."""
 
@@ -161,11 +167,12 @@ class SlashCommands:
     def _list(self, prefix: str) -> None:
         print(printable(models_table(self._client.tags().get("models") or [], datetime.now(UTC))), end="")
 
-    def _load(self, model: str) -> None:
-        if not model or " " in model:
+    def _load(self, name: str) -> None:
+        model = model_reference(name)
+        if not model or (" " in model and model == name):
             print("Usage:\n  /load <modelname>")
             return
-        print(f"Loading model '{model}'")
+        print(f"Loading model '{name}'")
         try:
             with Spinner():
                 # What the last model saw with is not for another.
@@ -173,7 +180,7 @@ class SlashCommands:
                 for _ in self._client.generate({**request, "model": model}):
                     pass
         except NotFound:
-            print(f"Couldn't find model '{model}'")
+            print(f"Couldn't find model '{name}'")
             return
         self._session.load(model)
 
@@ -182,12 +189,26 @@ class SlashCommands:
             print("Usage:\n  /save <modelname>")
             return
         try:
-            follow(self._client.create(self._session.save_request(name)))
+            with Spinner():
+                for _ in self._client.create(self._save_request(name)):
+                    pass
         except PunaError as error:
             is_name = "invalid model name" in str(error)
             print(f"error: The model name '{name}' is invalid" if is_name else f"error: {error}")
             return
         print(f"Created new model '{name}'")
+
+    def _save_request(self, name: str) -> dict[str, Any]:
+        """The session's, with the files themselves where it runs from one."""
+        request = self._session.save_request(name)
+        if not self._session.model_is_file:
+            return request
+        from puna.cli import create_request
+
+        named = filter(None, (self._session.model, self._session.projector))
+        with display() as shown:
+            files = create_request.upload(self._client, create_request.files_of(map(Path, named)), shown)
+        return {**request, "files": files}
 
     def _set(self, arguments: str) -> None:
         name, _, rest = arguments.partition(" ")
@@ -204,7 +225,8 @@ class SlashCommands:
         print(f"Set '{mode}' mode.")
 
     def _set_parameter(self, arguments: str) -> None:
-        name, *values = arguments.split()
+        name, _, text = arguments.partition(" ")
+        values = _words(text) if name in parameters.LISTS else text.split()
         if not values:
             print(_HELP_PARAMETERS)
             return
@@ -270,6 +292,11 @@ class SlashCommands:
         if own:
             parts.append("User defined parameters:\n" + table(own, indent="  "))
         return "\n".join(parts) or "No parameters were specified for this model."
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text; one in double quotes, as a Modelfile has it, may hold spaces."""
+    return [quoted or word for quoted, word in _WORD.findall(text)]
 
 
 def _shown(value: Any) -> str:

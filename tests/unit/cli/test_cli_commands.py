@@ -70,8 +70,8 @@ def test_flags_become_fields(puna: Cli, fake: FakeServer, flags: list[str], sent
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["-o", "num_predict=many"], "invalid int value [many]"),
-        (["-o", "colour=red"], "unknown parameter 'colour'"),
+        (["-o", "num_predict=many"], "--option num_predict=many: invalid int value [many]"),
+        (["-o", "colour=red"], "--option colour=red: unknown parameter 'colour'"),
         (["-o", "seed"], "--option seed: NAME=VALUE is wanted, as in num_predict=100"),
         (["--keepalive", "soon"], 'time: invalid duration "soon"'),
         (["--think=maybe"], 'invalid value for --think: "maybe" (must be true, false, high, medium, low, or max)'),
@@ -331,6 +331,21 @@ def test_create_from_one_of_several_parts_sends_them_all(puna: Cli, fake: FakeSe
 def test_create_from_a_model(puna: Cli, fake: FakeServer) -> None:
     assert puna("create", "mine", "-f", "-", stdin="FROM echo:1b\n").returncode == 0
     assert fake.bodies("/api/create") == [{"model": "mine", "from": "echo:1b"}]
+
+
+def test_create_reads_a_modelfile_from_a_pipe(puna: Cli, fake: FakeServer, tmp_path: Path) -> None:
+    """As bash's ``-f <(...)`` names one; paths in it are relative to where the command runs."""
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    done = puna("create", "mine", "-f", "/dev/stdin", stdin="FROM ./m.gguf\n")
+    assert (done.returncode, [*fake.bodies("/api/create")[0]["files"]]) == (0, ["m.gguf"])
+
+
+@pytest.mark.parametrize("command", [("run", "./folder", "hi"), ("show", "./folder"), ("create", "mine", "-f", "./folder")])
+def test_a_folder_in_place_of_a_file_is_named_as_one(puna: Cli, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "folder").mkdir()
+    done = puna(*command)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ./folder is a folder: a Modelfile with FROM ./folder ")
 
 
 def test_create_without_a_modelfile_takes_the_folder(puna: Cli, fake: FakeServer, tmp_path: Path) -> None:

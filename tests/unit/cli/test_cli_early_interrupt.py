@@ -11,6 +11,8 @@ import psutil
 import pytest
 from tests.patience import PATIENCE_S, wait_until
 
+from puna.cli.main import main
+
 # The interrupt comes as a module is looked for.
 SCRIPT = """
 import os, signal, sys
@@ -37,6 +39,18 @@ def test_an_interrupt_while_a_command_is_imported(moment: str, tmp_path: Path, m
     assert "Traceback" not in done.stderr
     assert "ignored" not in done.stderr
     wait_until(lambda: not any(_is_ours(process, tmp_path) for process in psutil.process_iter()))
+
+
+def test_an_interrupt_while_the_commands_are_made(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["puna", "--help"])
+    monkeypatch.setattr("puna.cli.app.app", interrupted)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        main()
+    assert getattr(ended.value, "code", "none") == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def _is_ours(process: psutil.Process, folder: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from puna.cli.entry import Entry, read_entry
 from puna.cli.line_editor import LineHistory
 from puna.cli.session import Session
 from puna.cli.slash_commands import LeaveSession, SlashCommands
+from puna.errors import NotFound, PunaError
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,17 @@ def test_entries(lines: list[str], entry: Entry) -> None:
     assert read_entry(read_line) == entry
     assert asked == [False] + [True] * (len(lines) - 1)
     assert next(waiting, None) is None
+
+
+def test_an_image_at_the_beginning_is_no_command(tmp_path: Path) -> None:
+    """As terminals write one that is dropped on them."""
+    (tmp_path / "a cat.png").write_bytes(b"")
+    for line in (f"{tmp_path}/a cat.png what is this?", f"{tmp_path}/a\\ cat.png".replace("\\\\", "\\")):
+        assert read_entry(lambda _, line=line: line) == Entry(line, False)  # type: ignore[misc]
+    missing = f"{tmp_path}/none.png what is this?"
+    assert read_entry(lambda _: missing) == Entry(missing, True)
+    command = f"/set system {tmp_path}/a cat.png"
+    assert read_entry(lambda _: command) == Entry(command, True)
 
 
 def test_system_messages() -> None:
@@ -110,6 +124,7 @@ def talk(fake: FakeServer, capsys: pytest.CaptureFixture[str]) -> Iterator[Talk]
         ("/set parameter seed 42", "Set parameter 'seed' to '42'\n", "options", {"seed": 42}),
         ("/set parameter top_p 0.5", "Set parameter 'top_p' to '0.5'\n", "options", {"top_p": 0.5}),
         ("/set parameter stop a b", "Set parameter 'stop' to 'a, b'\n", "options", {"stop": ["a", "b"]}),
+        ('/set parameter stop "a: " "b', "Set parameter 'stop' to 'a: , \"b'\n", "options", {"stop": ["a: ", '"b']}),
         ("/set parameter seed x", 'Couldn\'t set parameter: "invalid int value [x]"\n', "options", {}),
         ("/set parameter colour red", "Couldn't set parameter: \"unknown parameter 'colour'\"\n", "options", {}),
         ("/clear", "Cleared session context\n", "messages", []),
@@ -120,6 +135,12 @@ def talk(fake: FakeServer, capsys: pytest.CaptureFixture[str]) -> Iterator[Talk]
 def test_commands_change_the_session(talk: Talk, line: str, said: str, attribute: str, value: object) -> None:
     assert talk(line) == said
     assert getattr(talk.session, attribute) == value
+
+
+@pytest.mark.parametrize("line", ["/set parameter", "/set parameter stop"])
+def test_a_parameter_without_a_value_is_answered_with_the_parameters(talk: Talk, line: str) -> None:
+    assert "/set parameter temperature <float>" in talk(line)
+    assert talk.session.options == {}
 
 
 def test_think_is_for_models_that_can(talk: Talk) -> None:
@@ -172,6 +193,24 @@ def test_load(talk: Talk) -> None:
     assert talk("/load") == "Usage:\n  /load <modelname>\n"
 
 
+def test_load_takes_files_as_the_command_line_does(
+    talk: Talk, fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative to this process's folder, not the server's; with spaces; below the home folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my model.gguf").write_bytes(b"")
+    for name in ("./my model.gguf", "~/my model.gguf", "my model.gguf"):
+        talk.session.model = "echo"
+        fake.reset()
+        with suppress(PunaError):  # the fake server knows no files
+            talk(f"/load {name}")
+        assert fake.bodies("/api/generate")[0]["model"] == str(tmp_path / "my model.gguf")
+    assert talk("/load my model") == "Usage:\n  /load <modelname>\n"
+    with pytest.raises(NotFound, match="no such file"):
+        talk("/load ./nobody.gguf")
+
+
 def test_save(talk: Talk, fake: FakeServer) -> None:
     talk("/set system Be kind.")
     talk("/set parameter seed 7")
@@ -187,6 +226,20 @@ def test_save(talk: Talk, fake: FakeServer) -> None:
         }
     ]
     assert talk("/save a?b") == "error: The model name 'a?b' is invalid\n"
+
+
+def test_save_says_nothing_of_layers(talk: Talk) -> None:
+    assert "layer" not in talk.errors_of("/save mine")
+
+
+def test_save_of_a_file_makes_a_model_of_it(talk: Talk, fake: FakeServer, tmp_path: Path) -> None:
+    content = b"GGUF and more"
+    (tmp_path / "m.gguf").write_bytes(content)
+    (tmp_path / "eyes.gguf").write_bytes(content)
+    talk.session.model, talk.session.projector = str(tmp_path / "m.gguf"), str(tmp_path / "eyes.gguf")
+    assert talk("/save mine") == "Created new model 'mine'\n"
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    assert fake.bodies("/api/create") == [{"model": "mine", "files": {"m.gguf": digest, "eyes.gguf": digest}}]
 
 
 @pytest.mark.parametrize("line", ["/bye", "/exit"])

@@ -56,6 +56,8 @@ class _Server(uvicorn.Server):
         ending = asyncio.create_task(self._end_runners())
         try:
             await super().shutdown(sockets)
+            if self.force_exit:  # it leaves this out, and what the application does then ends as a cancelled task: in a traceback
+                await self.lifespan.shutdown()
         finally:
             ending.cancel()
             await asyncio.wait({ending})

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,35 @@ def test_a_signal_ends_idle_server_and_runners(tmp_path: Path, model: str, numbe
         process.send_signal(number)
         assert process.wait(PATIENCE_S) == 0
         assert not is_running(runner)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_wait_and_leaves_neither_runners_nor_a_traceback(
+    tmp_path: Path, model: str, number: signal.Signals
+) -> None:
+    script = write_script(tmp_path, "script", n_pieces=100_000, piece_delay_s=0.05)
+    with serving(tmp_path, script) as (process, client):
+        with client.stream("POST", "/api/generate", json={"model": model, "prompt": "x"}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(number)
+            wait_until(lambda: refused(client))  # it has the first
+            process.send_signal(number)
+            with suppress(httpx.HTTPError):
+                list(lines)
+        assert process.wait(PATIENCE_S) == 0
+        runner = next(event[1] for event in events(script) if event[0] == "start")
+        assert not is_running(runner)
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def refused(client: httpx.Client) -> bool:
+    try:
+        httpx.get(client.base_url, timeout=PATIENCE_S)
+    except httpx.HTTPError:
+        return True
+    return False
 
 
 def test_running_requests_are_told(tmp_path: Path, model: str) -> None:
