@@ -15,9 +15,10 @@ from tests.patience import PATIENCE_S
 
 expect.set_options(timeout=PATIENCE_S * 1000)
 ELSEWHERE = "elsewhere.test"  # another site, which is this machine all the same
+OVER_THE_NETWORK = "neighbour.local"  # this machine by a name that others have for it: browsers trust no page from there
 
 _ARGUMENTS = (
-    f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1",
+    f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1, MAP {OVER_THE_NETWORK} 127.0.0.1",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-dev-shm-usage",

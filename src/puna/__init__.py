@@ -16,6 +16,11 @@ _HOMES = {
     "Engine": "puna.local.engine",
     **dict.fromkeys(("Answer", "Chunk", "Logprob", "Ranked", "ToolCall"), "puna.local.answers"),
 }
+__all__ = [*_HOMES, "__version__"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
 
 
 def __getattr__(name: str) -> Any:

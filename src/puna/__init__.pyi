@@ -6,4 +6,5 @@ from puna.local.answers import ToolCall as ToolCall
 from puna.local.asynchronous import AsyncEngine as AsyncEngine
 from puna.local.engine import Engine as Engine
 
+__all__: list[str]
 __version__: str

@@ -28,9 +28,21 @@ Each message is written for the person who sees it in the terminal or in an HTTP
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PunaError(Exception):
     """Root of the tree; ``str(error)`` is fit to be shown to a user."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python's own way calls __init__ with the message, which is not what every kind of error is made of.
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[PunaError], args: tuple[Any, ...], state: dict[str, Any]) -> PunaError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class BadRequest(PunaError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -79,8 +80,37 @@ def test_who_closes_a_stream_early_cancels_it(engine: Engine) -> None:
     stream.close()
     # The engine is free for others, and what was cancelled has no end.
     assert engine.generate(PROMPT, num_predict=2).tokens <= 2
-    with pytest.raises(AssertionError, match="without its last message"):
+    with pytest.raises(PunaError, match="the answer has not ended"):
         stream.answer  # noqa: B018
+
+
+def test_a_stream_is_read_by_hand_too(engine: Engine) -> None:
+    stream = engine.stream_generate(PROMPT, num_predict=3, ignore_eos=True, temperature=0.0)
+    with pytest.raises(PunaError, match="the answer has not ended"):
+        stream.answer  # noqa: B018
+    first = next(stream)
+    assert str(first) + "".join(map(str, stream)) == stream.answer.text
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_what_has_no_room_is_told_in_the_answer_and_nowhere_else(model: Path, tmp_path: Path) -> None:
+    program = f"""
+from puna import Engine
+with Engine({str(model)!r}, n_ctx=32, models={str(tmp_path)!r}) as engine:
+    print(*engine.generate("the quick brown fox " * 50, num_predict=1, ignore_eos=True).warnings)
+"""
+    assert run(program).startswith("the prompt did not fit the context: at least")
+
+
+def run(program: str) -> str:
+    """What it prints; it must end by itself, and well."""
+    forks = ["-W", "ignore::DeprecationWarning"]  # newer Pythons advise against that beside threads
+    done = subprocess.run(
+        [sys.executable, *forks, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
 
 
 def test_many_prompts_are_answered_in_their_order_and_as_alone(engine: Engine) -> None:
@@ -178,6 +208,41 @@ def test_what_cannot_be_is_refused_by_name(engine: Engine, tmp_path: Path) -> No
         Engine(tmp_path / "missing.gguf")
 
 
+def test_files_that_are_not_there_are_not_looked_for_elsewhere(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled: list[str] = []
+    monkeypatch.setattr(Store, "pull", lambda self, reference, *_: pulled.append(reference))
+    monkeypatch.chdir(tmp_path)
+    for name in ("missing.gguf", "models/missing.gguf", "MISSING.GGUF"):
+        with pytest.raises(NotFound, match=f"no such GGUF file, and no model of that name: {name}"):
+            Engine(name, models=tmp_path / "models")
+    assert pulled == []
+    (tmp_path / "weights.bin").hardlink_to(model)
+    with pytest.raises(NotFound, match=r"the name of one ends in \.gguf: ./weights\.bin"):
+        Engine("./weights.bin", models=tmp_path / "models")
+    (tmp_path / "TINY.GGUF").hardlink_to(model)
+    with Engine("TINY.GGUF", n_ctx=64, models=tmp_path / "models") as engine:
+        assert engine.generate(PROMPT, num_predict=1, ignore_eos=True).tokens == 1
+
+
+def test_numbers_that_cannot_be_are_refused_before_anything_is_started(model: Path) -> None:
+    before = runners()
+    with pytest.raises(BadRequest, match="n_ctx must not be negative: -5"):
+        Engine(model, n_ctx=-5)
+    with pytest.raises(TypeError, match="parallel must be a number, not str"):
+        Engine(model, parallel="2")  # type: ignore[arg-type]
+    assert runners() == before
+
+
+def test_an_engine_says_which_it_is_and_is_not_copied(engine: Engine, model: Path) -> None:
+    assert repr(engine) == f"<Engine {str(model)!r}>"
+    assert repr(AsyncEngine(model)) == f"<AsyncEngine {str(model)!r}, closed>"
+    for each in (engine, AsyncEngine(model)):
+        with pytest.raises(TypeError, match="cannot be copied or sent to another process: open one there"):
+            pickle.dumps(each)
+
+
 def test_a_closed_engine_has_no_process_and_says_so(model: Path, tmp_path: Path) -> None:
     before = runners()
     engine = Engine(model, models=tmp_path)
@@ -258,6 +323,49 @@ def test_a_model_that_is_missing_is_pulled(starter_store: Store, tmp_path: Path,
     assert pulled == [STARTER]
 
 
+def test_what_is_half_read_ends_with_its_engine(model: Path, tmp_path: Path) -> None:
+    """In silence, but for who reads on."""
+    complaints: list[str] = []
+
+    async def program() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        async with AsyncEngine(model, n_ctx=512, models=tmp_path) as engine:
+            half, whole = (engine.stream_generate(PROMPT, num_predict=n, ignore_eos=True) for n in (400, 2))
+            await anext(half)
+            assert len([chunk async for chunk in whole]) <= 2
+        with pytest.raises(PunaError, match="the engine was closed before the answer had ended"):
+            await anext(half)
+        with pytest.raises(StopAsyncIteration):
+            await anext(whole)
+        assert whole.answer.tokens == 2
+
+    asyncio.run(program())
+    assert complaints == []
+
+
+def test_the_asynchronous_one_belongs_to_its_loop(model: Path, tmp_path: Path) -> None:
+    async def program() -> None:
+        engine = AsyncEngine(model, n_ctx=64, models=tmp_path)
+        await engine.close()  # of what was never opened there is nothing to close
+        await engine.open()
+        with pytest.raises(PunaError, match="the engine is open"):
+            await engine.open()
+
+        async def elsewhere() -> None:
+            with pytest.raises(PunaError, match="belongs to the event loop that opened it"):
+                await engine.generate(PROMPT)
+            with pytest.raises(PunaError, match="belongs to the event loop that opened it"):
+                await engine.close()
+
+        await asyncio.to_thread(asyncio.run, elsewhere())
+        assert (await engine.generate(PROMPT, num_predict=1, ignore_eos=True)).tokens == 1
+        await engine.close()
+        await engine.open()
+        await engine.close()
+
+    asyncio.run(program())
+
+
 @pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.3])
 def test_ctrl_c_ends_the_wait_and_the_work(wait_s: float, model: Path, tmp_path: Path) -> None:
     """Also in the first moments of the first call."""
@@ -293,3 +401,53 @@ def test_a_program_that_forgets_to_close_leaves_no_process(model: Path, tmp_path
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     wait_until(lambda: runners() <= before)
+
+
+def test_a_program_may_end_with_a_stream_half_read(model: Path, tmp_path: Path) -> None:
+    """Also where something holds on to it until the interpreter is taken down."""
+    program = f"""
+from puna import Engine
+engine = Engine({str(model)!r}, n_ctx=512, models={str(tmp_path)!r})
+chunks = iter(engine.stream_generate("fox", num_predict=400, ignore_eos=True))
+print("some" if next(chunks) else "none")
+"""
+    assert run(program) == "some"
+
+
+def test_a_forked_process_is_told_that_the_engine_is_not_its_own(model: Path, tmp_path: Path) -> None:
+    program = f"""
+import gc, os, sys
+from puna import Engine
+engine = Engine({str(model)!r}, n_ctx=512, models={str(tmp_path)!r})
+stream = engine.stream_generate("fox", num_predict=400, ignore_eos=True)
+next(stream)
+
+def forked(work):
+    process = os.fork()
+    if not process:
+        try:
+            work()
+        except RuntimeError as error:
+            print(error, flush=True)
+            os._exit(3)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+def forget():
+    global engine, stream
+    del engine, stream
+    gc.collect()
+
+ends = [forked(work) for work in (lambda: engine.generate("fox"), lambda: engine.close(), lambda: stream.close(), forget)]
+assert ends == [3, 0, 0, 0], ends
+assert engine.generate("fox", num_predict=2, ignore_eos=True).tokens == 2
+engine.close()
+"""
+    assert run(program) == "an engine belongs to the process that opened it: open one in this process"
+
+
+def test_the_package_shows_what_it_has() -> None:
+    import puna
+
+    assert set(puna.__all__) == {*("Answer", "AsyncEngine", "Chunk", "Engine", "Logprob", "Ranked", "ToolCall", "__version__")}
+    assert set(puna.__all__) <= set(dir(puna))

@@ -22,7 +22,7 @@ from puna.store.sources.elsewhere import Elsewhere
 from puna.store.store import Store
 from tests import browser as browsers
 from tests import needs
-from tests.browser import ELSEWHERE, Window, window
+from tests.browser import ELSEWHERE, OVER_THE_NETWORK, Window, window
 from tests.patience import wait_until
 from tests.registries import Handler, Host, Registry
 from tests.tiny import write_llama
@@ -229,6 +229,65 @@ def test_a_chat_is_there_after_a_reload_and_gone_when_deleted(page: Page) -> Non
     expect(page.get_by_role("link", name="The first question")).to_have_count(0)
 
 
+def test_two_pages_show_the_same_chat(browser: Browser, live: Live) -> None:
+    """Neither goes on without what was said in the other."""
+    with opened(browser, live.url) as first:
+        ask(first.page, "echo", "In the first")
+        other = first.context.new_page()
+        other.goto(first.page.url)
+        finished(other)
+        ask(other, "echo", "In the other", 2)
+        expect(finished(first.page, 2).locator(".prose")).to_contain_text("In the other")
+        expect(ask(first.page, "echo", "Back in the first", 3).locator(".prose")).to_contain_text("In the other")
+        finished(other, 3)
+        other.get_by_role("link", name="New chat").click()
+        ask(other, "echo", "Another one")
+        expect(first.page.get_by_role("link", name="Another one")).to_be_visible()
+
+
+NOTHING_IS_KEPT = """
+for (const name of ["indexedDB", "localStorage", "sessionStorage"])
+  Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
+"""
+
+
+def test_a_browser_that_keeps_nothing_chats_all_the_same(browser: Browser, live: Live) -> None:
+    with opened(browser, live.url) as found:
+        page = found.page
+        found.context.add_init_script(NOTHING_IS_KEPT)
+        page.reload()
+        expect(page.get_by_text("This browser keeps no chats.")).to_be_visible()
+        expect(ask(page, "echo", "Hello").locator(".notice")).to_contain_text("could not be kept in the browser")
+        page.get_by_role("button", name="Save or load all chats").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("This browser keeps no chats.")
+        dialog.get_by_role("button", name="Close").click()
+        page.get_by_role("button", name="Delete this chat").click()
+        page.get_by_role("button", name="Delete", exact=True).click()
+        expect(answers(page)).to_have_count(0)
+
+
+def test_over_the_network_it_chats_too(browser: Browser, live: Live) -> None:
+    """Without TLS browsers take away some of what they have."""
+    with window(browser, live.url.replace("127.0.0.1", OVER_THE_NETWORK)) as found:
+        assert found.page.evaluate("isSecureContext") is False
+        expect(ask(found.page, "echo", "Hello").locator(".prose")).to_contain_text("Hello")
+        found.page.reload()
+        finished(found.page)
+        assert [complaint for complaint in found.seen.complaints if "Cross-Origin-Opener-Policy" not in complaint] == []
+
+
+def test_a_server_that_comes_back_is_noticed(browser: Browser, live: Live) -> None:
+    with window(browser, live.url) as found:
+        page = found.page
+        found.context.set_offline(True)
+        page.get_by_role("link", name="New chat").click()
+        expect(page.locator(".notice")).to_have_text("The server cannot be reached.")
+        found.context.set_offline(False)
+        expect(page.locator(".notice")).to_have_count(0)
+        expect(ask(page, "echo", "Hello").locator(".prose")).to_contain_text("Hello")
+
+
 def test_what_was_said_can_be_changed_and_an_answer_had_again(page: Page, live: Live) -> None:
     ask(page, "echo", "red")
     ask(page, "echo", "green", 2)
@@ -352,10 +411,19 @@ def test_calls_are_shown_and_their_results_given(page: Page, live: Live) -> None
     answer = ask(page, "caller", "What is the weather in Oslo?")
     expect(answer.locator("details.call")).to_have_count(2)
     expect(answer.locator("details.call").first).to_contain_text('"city": "Oslo"')
+    # One after another, also after a reload: the model is asked when it has all of them.
+    expect(answer.get_by_label("What time returns")).to_have_count(0)
     answer.get_by_label("What weather returns").fill("snow")
-    answer.get_by_role("button", name="Give this result").first.click()
+    answer.get_by_role("button", name="Give this result").click()
+    expect(answer.get_by_label("What time returns")).to_be_focused()
+    page.reload()
+    answer = finished(page)
+    expect(answer.get_by_label("What weather returns")).to_have_count(0)
+    answer.get_by_label("What time returns").fill("noon")
+    answer.get_by_role("button", name="Give this result").click()
     finished(page, 2)
-    assert "[tool weather:snow]" in live.completions(script_of(live, "caller"))[-1]["prompt"]
+    asked = [request["prompt"] for request in live.completions(script_of(live, "caller"))]
+    assert [("[tool weather:snow]" in prompt, "[tool time:noon]" in prompt) for prompt in asked] == [(False, False), (True, True)]
 
 
 PASTE = """([type, data]) => {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from puna import wire
 from puna.prompt.output import Call, Thinking
-from puna.server.answering.parts import AnswerPart
+from puna.server.answering.parts import AnswerPart, Finished
 from puna.server.apis.collecting import CompleteAnswer
 
 
@@ -42,7 +42,7 @@ class Answer:
     tokens: int
     prompt_seconds: float
     seconds: float  # of the answer's tokens, after the first
-    warnings: tuple[str, ...]  # what of the request had no effect
+    warnings: tuple[str, ...]  # what of the request had no effect, and what of the prompt had no room
 
     def __str__(self) -> str:
         return self.text
@@ -81,8 +81,16 @@ def answer_of(complete: CompleteAnswer) -> Answer:
         tokens=done.eval_count,
         prompt_seconds=done.prompt_eval_duration / 1e9,
         seconds=done.eval_duration / 1e9,
-        warnings=tuple(finished.warnings),
+        warnings=(*finished.warnings, *_left_out(finished)),
     )
+
+
+def _left_out(finished: Finished) -> Iterator[str]:
+    if finished.truncated_messages:
+        n = finished.truncated_messages
+        yield f"the prompt did not fit the context: {n} message{'s were' if n > 1 else ' was'} left out"
+    elif finished.truncated_tokens:
+        yield f"the prompt did not fit the context: at least {finished.truncated_tokens} tokens were left out"
 
 
 def chunk_of(part: AnswerPart) -> Chunk | None:

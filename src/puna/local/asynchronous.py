@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
+from weakref import WeakSet
 
 from starlette.exceptions import HTTPException
 
 from puna import wire
 from puna.api.generate import ChatRequest, GenerateRequest
-from puna.errors import NotFound, PunaError, UnsupportedModel
+from puna.errors import BadRequest, NotFound, PunaError, UnsupportedModel
 from puna.llm.launch import for_one_model
 from puna.local.answers import Answer, Chunk, Ranked, answer_of, chunk_of
 from puna.local.batch import in_order
-from puna.local.parameters import Chat, Generate, Messages, chat_request, generate_request
+from puna.local.parameters import Chat, Generate, Messages, chat_request, generate_request, listed
 from puna.local.progress import pull_progress
 from puna.server.answering.embedding import Embedded
 from puna.server.apis.collecting import AnswerBuilder, collect
@@ -31,6 +32,7 @@ from puna.server.http.request_id import new_id
 from puna.server.pipeline import Pipeline
 from puna.server.running import at_work, pipeline_of, scheduler_of, store_of
 from puna.settings import FOREVER, load
+from puna.store.sources.reference import is_reference
 
 _KEEPS = -1  # for ever, as the API says it
 
@@ -52,7 +54,11 @@ class AsyncEngine:
         models: str | Path | None = None,
         progress: bool | None = None,
     ) -> None:
-        given = {"context_length": n_ctx, "num_parallel": parallel, "models": Path(models).expanduser() if models else None}
+        given = {
+            "context_length": _count("n_ctx", n_ctx),
+            "num_parallel": _count("parallel", parallel),
+            "models": Path(models).expanduser() if models else None,
+        }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         # A queue that is full protects a server from strangers; a program only waits for what it has asked itself.
         self._settings = replace(load(), keep_alive=FOREVER, max_queue=sys.maxsize, **changes)
@@ -60,6 +66,14 @@ class AsyncEngine:
         self._shows_progress = sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
         self._stack = AsyncExitStack()
         self._opened: Pipeline | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: WeakSet[Stream] = WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.model!r}{'' if self._opened else ', closed'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"an {type(self).__name__} cannot be copied or sent to another process: open one there")
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -71,8 +85,11 @@ class AsyncEngine:
     async def open(self) -> None:
         """Pull the model if need be, and load it.
 
-        Errors: what pulling and loading raise.
+        Errors: what pulling and loading raise; PunaError where it is open.
         """
+        if self._loop is not None:
+            raise PunaError("the engine is open")
+        self._loop = asyncio.get_running_loop()
         settings = self._settings
         launcher = for_one_model(has_spare=settings.warm_spare)
         pipeline = pipeline_of(settings, store_of(settings), scheduler_of(settings, launcher), launcher)
@@ -86,8 +103,16 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """The process has ended and its memory is free when this returns."""
+        if self._loop is None:
+            return
+        self._check_loop()
         self._opened = None
-        await self._stack.aclose()
+        try:
+            for stream in [*self._streams]:
+                await stream.end()
+            await self._stack.aclose()
+        finally:
+            self._loop = None
 
     async def generate(self, prompt: str, **given: Unpack[Generate]) -> Answer:
         """An answer to one prompt; see Generate for what may be given.
@@ -111,7 +136,7 @@ class AsyncEngine:
         """As chat, piece by piece."""
         return self._stream(chat_request(self.model, messages, given, _KEEPS))
 
-    async def generate_many(self, prompts: Sequence[str], **given: Unpack[Generate]) -> list[Answer]:
+    async def generate_many(self, prompts: Iterable[str], **given: Unpack[Generate]) -> list[Answer]:
         """An answer to each prompt, in their order; as many are computed at once as go.
 
         Errors: as generate, of the first that fails, with its number in a note; the others are given up.
@@ -120,15 +145,15 @@ class AsyncEngine:
         async def one(prompt: str) -> Answer:
             return await self.generate(prompt, **given)
 
-        return await in_order(one, prompts, shows=self._shows_progress)
+        return await in_order(one, listed(prompts, "prompts"), shows=self._shows_progress)
 
-    async def chat_many(self, conversations: Sequence[Messages], **given: Unpack[Chat]) -> list[Answer]:
+    async def chat_many(self, conversations: Iterable[Messages], **given: Unpack[Chat]) -> list[Answer]:
         """As generate_many, for conversations."""
 
         async def one(messages: Messages) -> Answer:
             return await self.chat(messages, **given)
 
-        return await in_order(one, conversations, shows=self._shows_progress)
+        return await in_order(one, listed(conversations, "conversations"), shows=self._shows_progress)
 
     async def embed(self, texts: str | Sequence[str], *, dimensions: int = 0, truncate: bool = True) -> list[list[float]]:
         """A vector of length 1 for each text.
@@ -146,17 +171,17 @@ class AsyncEngine:
 
         Errors: UnsupportedModel for a model that does not rank.
         """
-        if not documents:
+        inputs: list[str | list[int]] = [*listed(documents, "documents")]
+        if not inputs:
             return []
-        return probabilities(
-            (await self._embed(wire.EmbeddingRequest(inputs=[*documents], query=query, truncate=truncate))).reply
-        )
+        return probabilities((await self._embed(wire.EmbeddingRequest(inputs=inputs, query=query, truncate=truncate))).reply)
 
     async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
         """The documents that answer the query best, the best first.
 
         Errors: as score.
         """
+        documents = listed(documents, "documents")
         scores = await self.score(query, documents)
         return [Ranked(index, scores[index], documents[index]) for index in best_first(scores, top_n)]
 
@@ -164,7 +189,12 @@ class AsyncEngine:
     def _pipeline(self) -> Pipeline:
         if self._opened is None:
             raise PunaError("the engine is closed: use it in a with block, or open it")
+        self._check_loop()
         return self._opened
+
+    def _check_loop(self) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            raise PunaError("an engine belongs to the event loop that opened it")
 
     async def _load(self, pipeline: Pipeline) -> None:
         try:
@@ -172,6 +202,8 @@ class AsyncEngine:
         except NotFound:
             if self.model.startswith("/"):
                 raise
+            if _looks_like_a_file(self.model):
+                raise NotFound(f"no such GGUF file, and no model of that name: {self.model}") from None
             with pull_progress(shows=self._shows_progress) as report:
                 model = await asyncio.to_thread(pipeline.store.pull, self.model, report)
         if "completion" in model.capabilities:
@@ -185,7 +217,9 @@ class AsyncEngine:
 
     def _stream(self, request: ChatRequest | GenerateRequest) -> Stream:
         builder = AnswerBuilder()
-        return Stream(self._chunks(request, builder), builder)
+        stream = Stream(self._chunks(request, builder), builder)
+        self._streams.add(stream)
+        return stream
 
     async def _chunks(self, request: ChatRequest | GenerateRequest, builder: AnswerBuilder) -> AsyncGenerator[Chunk, None]:
         pipeline = self._pipeline
@@ -213,17 +247,37 @@ class Stream:
 
     def __init__(self, chunks: AsyncGenerator[Chunk, None], builder: AnswerBuilder) -> None:
         self._chunks, self._builder = chunks, builder
+        self._has_lost_its_engine = False
 
-    def __aiter__(self) -> AsyncGenerator[Chunk, None]:
-        return self._chunks
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        try:
+            return await anext(self._chunks)
+        except StopAsyncIteration:
+            if self._has_lost_its_engine:
+                raise PunaError("the engine was closed before the answer had ended") from None
+            raise
 
     @property
     def answer(self) -> Answer:
-        """All of it, once it has ended."""
+        """All of it, once it has ended.
+
+        Errors: PunaError before that, and for what was closed early.
+        """
+        if not self._builder.has_ended:
+            raise PunaError("the answer has not ended: it is whole when the stream was read to its end")
         return answer_of(self._builder.complete)
 
     async def aclose(self) -> None:
         await self._chunks.aclose()
+
+    async def end(self) -> None:
+        """The engine is closed: who reads on is told."""
+        self._has_lost_its_engine = not self._builder.has_ended
+        with suppress(RuntimeError):  # somebody waits for a chunk, and is told by what loses its process
+            await self._chunks.aclose()
 
 
 def _inference(request: ChatRequest | GenerateRequest) -> InferenceRequest:
@@ -243,5 +297,19 @@ def _reference(model: str | Path) -> str:
     if path.suffix.lower() == ".gguf" and path.is_file():
         return str(path.absolute())  # a link keeps its name: what it leads to need not end so
     if isinstance(model, Path) or model.startswith(("./", "../", "/", "~")):
-        raise NotFound(f"no such GGUF file: {model}")
+        raise NotFound(f"no such GGUF file{'; the name of one ends in .gguf' if path.exists() else ''}: {model}")
     return model
+
+
+def _looks_like_a_file(model: str) -> bool:
+    """Rather than like a model in a registry: those that are called so are found with their host in front."""
+    first, _, rest = model.partition("/")
+    return model.lower().endswith(".gguf") and not (rest and "." in first) and not is_reference(model)
+
+
+def _count(name: str, value: int | None) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    if value is not None and value < 0:
+        raise BadRequest(f"{name} must not be negative: {value}")
+    return value

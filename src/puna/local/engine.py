@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self, Unpack
+from typing import NoReturn, Self, Unpack
 
 from puna.local.answers import Answer, Chunk, Ranked
 from puna.local.asynchronous import AsyncEngine
@@ -16,9 +16,14 @@ from puna.local.parameters import Chat, Generate, Messages
 
 
 class Engine:
-    """As AsyncEngine, for any thread; several may use it at once, and their requests are computed together.
+    """A model and the process that computes it. Any thread may use it, several at once: their requests are computed together.
+
+    *model* is a name, which is pulled where it is not there, or the path of a GGUF file. The settings are those of the
+    environment but for what is given here: *n_ctx* tokens that one conversation may have, *parallel* requests that are computed
+    at once, *models* the folder of models. *progress* shows bars; by default on a terminal.
 
     The model is loaded when this returns. It is unloaded at the end of the block, by close, or when nobody has this any more.
+    Keywords of requests are in ``help("puna.local.parameters")``.
     """
 
     def __init__(
@@ -41,6 +46,12 @@ class Engine:
             self._end()
             raise
 
+    def __repr__(self) -> str:
+        return f"<Engine {self.model!r}{'' if self._end.alive else ', closed'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Engine cannot be copied or sent to another process: open one there")
+
     def __enter__(self) -> Self:
         return self
 
@@ -52,39 +63,57 @@ class Engine:
         self._end()
 
     def generate(self, prompt: str, **given: Unpack[Generate]) -> Answer:
-        """As AsyncEngine.generate."""
+        """An answer to one prompt; keywords are those of Generate in puna.local.parameters.
+
+        Errors: BadRequest for what the model cannot, or what cannot be; ContextOverflow; RunnerDied.
+        """
         return self._loop.run(self._engine.generate(prompt, **given))
 
     def chat(self, messages: Messages, **given: Unpack[Chat]) -> Answer:
-        """As AsyncEngine.chat."""
+        """The next message of a conversation, which is a text or a list of messages; keywords are those of Chat.
+
+        Errors: as generate.
+        """
         return self._loop.run(self._engine.chat(messages, **given))
 
     def stream_generate(self, prompt: str, **given: Unpack[Generate]) -> Stream:
-        """As generate, piece by piece."""
+        """As generate, piece by piece: ``for chunk in engine.stream_generate(prompt)``."""
         return Stream(self._engine.stream_generate(prompt, **given), self._loop)
 
     def stream_chat(self, messages: Messages, **given: Unpack[Chat]) -> Stream:
-        """As chat, piece by piece."""
+        """As chat, piece by piece: ``for chunk in engine.stream_chat(messages)``."""
         return Stream(self._engine.stream_chat(messages, **given), self._loop)
 
-    def generate_many(self, prompts: Sequence[str], **given: Unpack[Generate]) -> list[Answer]:
-        """As AsyncEngine.generate_many."""
+    def generate_many(self, prompts: Iterable[str], **given: Unpack[Generate]) -> list[Answer]:
+        """An answer to each prompt, in their order; as many are computed at once as go.
+
+        Errors: as generate, of the first that fails, with its number in a note; the others are given up.
+        """
         return self._loop.run(self._engine.generate_many(prompts, **given))
 
-    def chat_many(self, conversations: Sequence[Messages], **given: Unpack[Chat]) -> list[Answer]:
+    def chat_many(self, conversations: Iterable[Messages], **given: Unpack[Chat]) -> list[Answer]:
         """As generate_many, for conversations."""
         return self._loop.run(self._engine.chat_many(conversations, **given))
 
     def embed(self, texts: str | Sequence[str], *, dimensions: int = 0, truncate: bool = True) -> list[list[float]]:
-        """As AsyncEngine.embed."""
+        """A vector of length 1 for each text.
+
+        Errors: UnsupportedModel for a model that makes none; BadRequest for an empty text.
+        """
         return self._loop.run(self._engine.embed(texts, dimensions=dimensions, truncate=truncate))
 
     def score(self, query: str, documents: Sequence[str], *, truncate: bool = True) -> list[float]:
-        """As AsyncEngine.score."""
+        """How well each document answers the query, from 0 to 1, in their order.
+
+        Errors: UnsupportedModel for a model that does not rank.
+        """
         return self._loop.run(self._engine.score(query, documents, truncate=truncate))
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
-        """As AsyncEngine.rerank."""
+        """The documents that answer the query best, the best first.
+
+        Errors: as score.
+        """
         return self._loop.run(self._engine.rerank(query, documents, top_n=top_n))
 
 
@@ -93,14 +122,17 @@ class Stream:
 
     def __init__(self, stream: AsyncStream, loop: LoopThread) -> None:
         self._stream = stream
-        self._chunks: Generator[Chunk, None, None] = loop.iterate(aiter(stream))
+        self._chunks: Generator[Chunk, None, None] = loop.iterate(stream)
 
     def __iter__(self) -> Iterator[Chunk]:
         return self._chunks
 
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
     @property
     def answer(self) -> Answer:
-        """All of it, once it has ended."""
+        """As of AsyncEngine's streams."""
         return self._stream.answer
 
     def close(self) -> None:
@@ -108,6 +140,8 @@ class Stream:
 
 
 def _close(loop: LoopThread, engine: AsyncEngine) -> None:
+    if loop.is_gone:
+        return  # the model's process ends with the one that opened it
     if loop.is_here:  # where Python happened to collect an engine that nobody has
         threading.Thread(target=_close, args=(loop, engine), name="close", daemon=True).start()
         return

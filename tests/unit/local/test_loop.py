@@ -8,6 +8,7 @@ import signal
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
@@ -193,6 +194,29 @@ def test_items_that_nobody_reads_to_their_end_are_closed_with_the_loop() -> None
     loop.close()
     assert ends == ["closed"]
     given.close()  # later, or when Python collects it: there is nothing to say
+
+
+def test_items_are_closed_from_outside_inwards() -> None:
+    """As whoever reads them would; what is left for asyncio to close is closed all at once, and complains."""
+    loop = LoopThread()
+    complaints: list[str] = []
+    loop._loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
+
+    async def inner() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+
+    async def outer() -> AsyncGenerator[int, None]:
+        async with aclosing(inner()) as items:
+            async for item in items:
+                yield item
+
+    given = loop.iterate(outer())
+    assert next(given) == 1
+    loop.close()
+    assert complaints == []
 
 
 def test_an_engine_may_be_collected_in_its_own_thread() -> None:

@@ -146,6 +146,25 @@ test("of a message in a file only what is known is taken", () => {
   assert.deepEqual([read.settings, read.model], [{}, "5"]);
 });
 
+test("a model is asked again when all its calls have results", () => {
+  const chat = conversation.emptyConversation("m");
+  conversation.say(chat, "a");
+  conversation.beginAnswer(chat).tool_calls = [{ function: { name: "f" } }, { function: { name: "g" } }];
+  const open = () => conversation.openCalls(chat, 1).map((call) => call.function.name);
+  assert.deepEqual(open(), ["f", "g"]);
+  conversation.giveResult(chat, "f", "1");
+  assert.deepEqual(open(), ["g"]);
+  conversation.giveResult(chat, "g", "2");
+  assert.deepEqual(open(), []);
+  conversation.beginAnswer(chat);
+  assert.deepEqual([open(), conversation.openCalls(chat, 0)], [[], []]);
+});
+
+test("conversations are told apart where a browser makes no numbers for that", () => {
+  assert.equal(new Set([1, 2, 3].map(() => conversation.emptyConversation().id)).size, 3);
+  assert.match(conversation.emptyConversation().id, /^[0-9a-f]{32}$/);
+});
+
 test("bytes and counts are short", () => {
   assert.deepEqual([0, 999, 1500, 84e6, 1.1e12].map(figures.formatBytes), [
     "0 B",

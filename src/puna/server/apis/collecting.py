@@ -45,6 +45,10 @@ class AnswerBuilder:
                 self._text.append(text)
 
     @property
+    def has_ended(self) -> bool:
+        return self._finished is not None
+
+    @property
     def complete(self) -> CompleteAnswer:
         assert self._finished is not None, "a generation ended without its last message"
         return CompleteAnswer("".join(self._text), "".join(self._thinking), self._calls, self._logprobs, self._finished)

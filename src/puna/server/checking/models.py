@@ -26,7 +26,7 @@ async def open_model(store: Store, caller: Caller, name: str, projector: str = "
 def _open(store: Store, name: str, projector: str, *, is_local: bool) -> StoredModel:
     if not name:
         raise NotFound("model '' not found")
-    is_file = name.startswith(("/", "./")) and name.endswith(".gguf")
+    is_file = name.startswith(("/", "./")) and name.lower().endswith(".gguf")
     if is_file and not is_local:
         raise NotFound(f"model '{name}' not found: files are served to callers on this machine only")
     if projector and not is_file:

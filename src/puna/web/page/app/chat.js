@@ -3,7 +3,7 @@
 import { announce } from "./announce.js";
 import { runningAnswer, startAnswer, stopAnswer } from "./answers.js";
 import { composer } from "./composer.js";
-import { asMarkdown, emptyConversation, giveResult, say, titleOf } from "./conversation.js";
+import { asMarkdown, emptyConversation, giveResult, openCalls, say, titleOf } from "./conversation.js";
 import { confirm } from "./dialog.js";
 import { h } from "./element.js";
 import { icon, iconButton } from "./icons.js";
@@ -12,9 +12,10 @@ import { askSettings, settingsForNewChats } from "./options.js";
 import { recall, remember } from "./preferences.js";
 import { loadLibraries } from "./prose.js";
 import { json } from "./server.js";
-import { discard, getConversation, keep } from "./shelf.js";
+import { discard, getConversation, keep, onChangeElsewhere } from "./shelf.js";
 
 const MODEL = "model";
+const ASKED_EVERY_MS = 2000; // a server that is not there yet
 const DRAWN_EVERY_MS = 40; // at most: a fast model writes more often than anyone reads
 
 /** *id*: of a kept conversation; without one it begins with the first message. Returns what ends the view. */
@@ -32,6 +33,7 @@ export async function chatView(root, { id, openMenu, moved }) {
     h("p", {}, "Everything stays between this browser and your server."),
   );
   const log = h("div", { class: "log", role: "region", "aria-label": "Conversation", tabIndex: 0 }, welcome, list);
+  const unreached = h("li", { class: "notice alarm" });
   const writer = composer({ send, stop: () => stopAnswer(conversation.id), editLast });
   const view = h(
     "div",
@@ -56,12 +58,21 @@ export async function chatView(root, { id, openMenu, moved }) {
   root.replaceChildren(view);
   drawAll();
   writer.focus();
-  fillModels().catch((error) => fail(error));
+  fillModels();
   if (runningAnswer(conversation.id)) follow(runningAnswer(conversation.id));
   loadLibraries().then((loaded) => loaded && !runningAnswer(conversation.id) && drawAll());
 
   async function fillModels() {
-    const { models } = await json("api/tags");
+    let models;
+    try {
+      ({ models } = await json("api/tags"));
+    } catch (error) {
+      if (!list.contains(unreached)) list.append(unreached);
+      unreached.textContent = error.message;
+      if (!error.status) setTimeout(() => view.isConnected && fillModels(), ASKED_EVERY_MS);
+      return;
+    }
+    unreached.remove();
     const chats = models.filter((m) => !m.capabilities || m.capabilities.includes("completion"));
     const names = chats.map((m) => m.name);
     if (conversation.model && !names.includes(conversation.model)) names.unshift(conversation.model);
@@ -97,11 +108,11 @@ export async function chatView(root, { id, openMenu, moved }) {
   }
 
   function elementOf(message, at) {
-    const isLast = at === conversation.messages.length - 1;
     return messageElement(message, {
       edit: message.role === "user" && ((text) => edit(at, text)),
       again: message.role === "assistant" && (() => answer(at)),
-      result: isLast && ((name, text) => result(name, text)),
+      result: (name, text) => result(at, name, text),
+      awaited: openCalls(conversation, at)[0],
     });
   }
 
@@ -120,9 +131,12 @@ export async function chatView(root, { id, openMenu, moved }) {
     [...list.querySelectorAll(".message.user .edit")].at(-1)?.click();
   }
 
-  function result(name, text) {
+  function result(at, name, text) {
     giveResult(conversation, name, text);
-    answer();
+    if (!openCalls(conversation, at).length) return answer();
+    drawAll(); // the model is asked when it has all of them
+    list.querySelector(".call textarea")?.focus();
+    return store();
   }
 
   async function answer(at) {
@@ -192,11 +206,22 @@ export async function chatView(root, { id, openMenu, moved }) {
     )
       return;
     await stopAnswer(conversation.id);
-    await discard(conversation.id);
+    await discard(conversation.id).catch(() => {}); // a browser that keeps nothing has nothing to forget
     location.hash = "#/";
   }
 
+  /** Another page of this browser went on with the same chat. */
+  const endFollowing = onChangeElsewhere(async (changed) => {
+    const kept = changed === conversation.id && (await getConversation(changed).catch(() => null));
+    if (!kept || runningAnswer(conversation.id)) return;
+    Object.assign(conversation, kept);
+    model.value = conversation.model;
+    const isWriting = document.activeElement?.tagName === "TEXTAREA" && list.contains(document.activeElement);
+    if (!isWriting) drawAll();
+  });
+
   return () => {
+    endFollowing();
     const running = runningAnswer(conversation.id);
     if (running) running.onpart = null; // it goes on, and nobody looks
   };

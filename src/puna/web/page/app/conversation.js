@@ -5,7 +5,12 @@
  */
 
 export function emptyConversation(model = "", settings = {}) {
-  return { id: crypto.randomUUID(), title: "", model, settings, messages: [], changed: Date.now() };
+  return { id: newId(), title: "", model, settings, messages: [], changed: Date.now() };
+}
+
+/** Browsers have no randomUUID where the page came without TLS from another machine. */
+function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 export function titleOf(conversation) {
@@ -20,6 +25,13 @@ export function titleOf(conversation) {
 export function say(conversation, content, images = [], at = conversation.messages.length) {
   conversation.messages.splice(at);
   conversation.messages.push({ role: "user", content, ...(images.length ? { images } : {}) });
+}
+
+/** The calls of the message at *at* whose results are still to come, in their order; none where anything else was said since. */
+export function openCalls(conversation, at) {
+  const since = conversation.messages.slice(at + 1);
+  if (since.some((message) => message.role !== "tool")) return [];
+  return (conversation.messages[at].tool_calls ?? []).slice(since.length);
 }
 
 /** What a tool came back with. */

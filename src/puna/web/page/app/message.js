@@ -6,7 +6,8 @@ import { imageUrl } from "./images.js";
 import { copyText, renderProse } from "./prose.js";
 
 /**
- * *does*: what the buttons do: edit(text), again(), result(name, text); those that are not there have no button.
+ * *does*: what the buttons do: edit(text), again(), result(name, text); those that are not there have no button. *awaited* is
+ * the call whose result is to be given next.
  * The element has a method ``update`` for a message that grows.
  */
 export function messageElement(message, does = {}) {
@@ -114,7 +115,7 @@ function answerParts(message, does) {
     renderProse(prose, message.content);
     prose.classList.toggle("waiting", isLive && !message.content);
     for (const call of (message.tool_calls ?? []).slice(nCalls))
-      calls.append(callElement(call, isLive ? null : does.result));
+      calls.append(callElement(call, !isLive && call === does.awaited ? does.result : null));
     nCalls = isLive ? (message.tool_calls?.length ?? 0) : nCalls;
     notice.hidden = !message.error;
     notice.textContent = message.error ?? "";

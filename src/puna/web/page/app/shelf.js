@@ -23,13 +23,35 @@ async function run(mode, work) {
 }
 
 const changes = new EventTarget();
+const otherPages = channel(); // of this browser, which keep the same chats
+
+function channel() {
+  try {
+    const opened = new BroadcastChannel("puna-shelf");
+    opened.onmessage = ({ data }) => {
+      changes.dispatchEvent(new Event("change"));
+      changes.dispatchEvent(new CustomEvent("elsewhere", { detail: data }));
+    };
+    return opened;
+  } catch {
+    return null; // a browser that is told to keep nothing
+  }
+}
 
 export function onShelfChange(listener) {
   changes.addEventListener("change", listener);
 }
 
-function changed() {
+/** *listener(id)*: another page has changed the conversation. Returns what ends that. */
+export function onChangeElsewhere(listener) {
+  const hear = (event) => listener(event.detail);
+  changes.addEventListener("elsewhere", hear);
+  return () => changes.removeEventListener("elsewhere", hear);
+}
+
+function changed(id) {
   changes.dispatchEvent(new Event("change"));
+  otherPages?.postMessage(id);
 }
 
 export function getConversation(id) {
@@ -44,15 +66,15 @@ export async function allConversations() {
 
 export async function keep(conversation) {
   await run("readwrite", (store) => store.put(structuredClone(conversation)));
-  changed();
+  changed(conversation.id);
 }
 
 export async function discard(id) {
   await run("readwrite", (store) => store.delete(id));
-  changed();
+  changed(id);
 }
 
 export async function discardAll() {
   await run("readwrite", (store) => store.clear());
-  changed();
+  changed(null);
 }

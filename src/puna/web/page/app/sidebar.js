@@ -80,7 +80,7 @@ export function sidebar(root) {
   async function remove(conversation, title) {
     if (!(await confirm("Delete this chat?", `“${title}” will be gone from this browser.`, "Delete"))) return;
     await stopAnswer(conversation.id);
-    await discard(conversation.id);
+    await discard(conversation.id).catch(() => {});
     if (here === `#/chat/${conversation.id}`) location.hash = "#/";
   }
 
@@ -114,7 +114,8 @@ async function changeKey() {
 }
 
 async function saveAll() {
-  const conversations = await allConversations();
+  const conversations = await allConversations().catch(() => null);
+  if (!conversations) return show("All chats", [h("p", {}, "This browser keeps no chats.")], { wide: false });
   const file = h("input", { type: "file", accept: ".json,application/json" });
   const save = h(
     "button",
