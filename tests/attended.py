@@ -127,6 +127,21 @@ class Data:
         alone.query, alone.masks = self.query[of_all], [self.masks[index][sequence : sequence + 1, begin:end]]
         return of_all, alone
 
+    def spoilt(self, cells: NDArray[np.int64], of_keys: float, of_values: float) -> Data:
+        """The same but for one value, or one block of them, of each head in these cells: it is no finite number, or zero."""
+        case, other = self.case, copy(self)
+        widths = [case.head_dim] if case.values_in_keys else [case.head_dim, case.width_v]
+        stored = []
+        for held, width, value in zip(self.stored, widths, (of_keys, of_values), strict=False):
+            kind = np.float32 if case.dtype is DType.F32 else np.float16
+            n_bytes = row_bytes(case.dtype, width)
+            heads = held.copy().reshape(case.n_cells, case.n_kv_heads, n_bytes)
+            if value:
+                heads[cells, :, : kind().nbytes] = np.frombuffer(kind(value).tobytes(), np.uint8)
+            stored.append(heads.reshape(-1))
+        other.stored = tuple(stored)
+        return other
+
     def expected(self) -> NDArray[np.float64]:
         """[n, n_heads, head_dim_v] in double precision."""
         case, parts = self.case, []

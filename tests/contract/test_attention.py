@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.ml.turning import hadamard
+from puna.native.kernels.build import PER_INSTRUCTIONS
 from puna.native.kernels.library import ATTENTION, Kernels, kernels
 from tests import needs
 from tests.attended import Case, Data, Rows, prepared
@@ -47,6 +49,7 @@ QUANTISED_QUERIES = 2e-2
 
 # By Puna's own kernel, with each instruction set.
 INSTRUCTIONS = needs.instruction_sets()
+ATTENDING = [name for name in INSTRUCTIONS if name in PER_INSTRUCTIONS["attention_instructions"]] or INSTRUCTIONS
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +193,71 @@ def test_a_row_s_mixture_does_not_depend_on_its_company(
                 rows, alone = data.rows_alone(index, r.n_sequences - 1, begin, end)
                 n_threads = 1 + begin % 3
                 assert np.array_equal(mixtures(own, tmp_path, alone, n_threads), together[rows]), (index, begin, end, n_threads)
+
+
+# Rows that take turns with those of another sequence over the same cells, a prompt's rows, and both with many cells.
+SHARED = Rows(2, 64), Rows(4, 256, begin=64), Rows(40, 320, begin=320), Rows(33, 100, 2, begin=640, stride=128)
+SHAPES: dict[str, dict[str, Any]] = {
+    "heads of 64": {},
+    "a softcap": {"softcap": 3.0, "head_dim": 160},
+    "distances": {"max_bias": 8.0, "n_heads": 9, "n_kv_heads": 1},
+    "sinks": {"has_sinks": True, "head_dim": 96, "n_heads": 3, "n_kv_heads": 3},
+    "values in keys": {"head_dim": 128, "head_dim_v": 64, "values_in_keys": True, "n_kv_heads": 1},
+}
+SPOILT = (  # what is in the place of keys and of values, and of how many cells one is spoilt
+    *((np.nan, 0, 1), (np.inf, 0, 1), (-np.inf, 0, 2)),
+    *((0, np.nan, 1), (0, np.inf, 2), (0, -np.inf, 3)),
+    *((np.nan, np.inf, 2), (np.inf, np.nan, 3)),
+)
+N_SPOILT = 32  # of a head's values, at most: a block
+
+
+def shared_by_two(data: Data) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Every other row and every other cell become one sequence's, the rest another's; which rows and cells are the latter's."""
+    is_other: list[NDArray[np.bool_]] = []
+    for r, mask in zip(data.case.ranges, data.masks, strict=True):
+        rows, cells = np.arange(r.n_rows) % 2, np.arange(r.n_cells) % 2
+        mask[:, rows[:, None] != cells] = -np.inf
+        mask[:, rows == 1, 1] = 0
+        is_other += [rows == 1] * r.n_sequences
+    return np.concatenate(is_other), np.arange(1, data.case.n_cells, 2)
+
+
+@pytest.mark.parametrize("instructions", ATTENDING)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.Q8_0, DType.Q4_0])
+def test_what_a_row_does_not_see_cannot_matter(own: Kernels, tmp_path: Path, instructions: str, shape: str, dtype: DType) -> None:
+    """Bit by bit, whatever is held there; who sees it loses what is spoilt, and no more."""
+    data = Data(Case(SHARED, dtype=dtype, **SHAPES[shape]))
+    is_other, cells = shared_by_two(data)
+    assert is_other.any()
+    assert not is_other.all()
+    with using(own, instructions):
+        sound = mixtures(own, tmp_path, data, 1)
+        assert error(sound, data.expected()) < 1e-4
+        for of_keys, of_values, spoilt in SPOILT:
+            found = mixtures(own, tmp_path, data.spoilt(cells[::spoilt], of_keys, of_values), spoilt)
+            assert np.array_equal(found[~is_other], sound[~is_other]), (of_keys, of_values)
+            if np.isnan(of_keys):
+                assert np.isnan(found[is_other]).all()
+            elif not of_keys and not data.case.values_in_keys:
+                assert not np.isfinite(found[is_other][..., 0]).any()
+                assert np.array_equal(found[..., N_SPOILT:], sound[..., N_SPOILT:])
+
+
+@pytest.mark.parametrize("instructions", ATTENDING)
+def test_a_row_that_sees_the_infinite_does_not_matter_to_others(own: Kernels, tmp_path: Path, instructions: str) -> None:
+    """Neither where one that sees it lies in the same register as one whose largest score comes later."""
+    data = Data(Case((Rows(64, 256, hidden=0),), n_heads=1, n_kv_heads=1))
+    data.query[:, :, 0] = 1
+    data.key[:] *= np.linspace(0.01, 1, 256)[:, None, None]  # the largest scores come last
+    data.stored = data.key.astype(np.float16).view(np.uint8).reshape(-1), data.stored[1]
+    data.masks[0][:] = 0
+    data.masks[0][:, ::2, 7] = -np.inf
+    with using(own, instructions):
+        sound, found = (mixtures(own, tmp_path, d, 1) for d in (data, data.spoilt(np.array([7]), np.inf, 0)))
+    assert np.array_equal(found[::2], sound[::2])
+    assert np.isnan(found[1::2]).all()
 
 
 @settings(max_examples=40, deadline=None)

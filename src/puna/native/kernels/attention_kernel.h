@@ -14,6 +14,9 @@
 //
 // L is the instruction set, registers F of L::width floats. Compiled once per instruction set: nothing here has a name that the
 // linker could share between them.
+//
+// What a row does not see cannot matter to it, whatever is held there: keys and values may overflow half precision, and what is
+// infinite or no number would survive a weight of 0.
 #pragma once
 #include "attention.h"
 #include "half.h"
@@ -51,7 +54,7 @@ template <class L> PUNA_INLINE typename L::F tanh(typename L::F x) {
   return L::less(L::over(L::set(2.0f), L::add(L::set(1.0f), e)), L::set(1.0f));
 }
 
-// ---- kinds of rows: blocks of *parts* registers, which may have a common factor
+// ---- kinds of rows: blocks of *parts* registers, which may have a common factor; *vouching*: a block is finite where that is
 
 struct HalfRow {
   template <class L> static constexpr int64_t parts = 1;
@@ -59,6 +62,7 @@ struct HalfRow {
   template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t, typename L::F) {
     return L::load_half(row + 2 * L::width * block);
   }
+  template <class L> static PUNA_INLINE typename L::F vouching(const uint8_t* row, int64_t block) { return L::load_half(row + 2 * L::width * block); }
 };
 
 struct Q8Row {
@@ -67,6 +71,7 @@ struct Q8Row {
   template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t part, typename L::F factor) {
     return L::times(L::load_i8(row + 34 * block + 2 + part * L::width), factor);
   }
+  template <class L> static PUNA_INLINE typename L::F vouching(const uint8_t* row, int64_t block) { return factor<L>(row, block); }
 };
 
 struct FloatRow {
@@ -75,6 +80,7 @@ struct FloatRow {
   template <class L> static PUNA_INLINE typename L::F load(const uint8_t* row, int64_t block, int64_t, typename L::F) {
     return L::load(reinterpret_cast<const float*>(row) + L::width * block);
   }
+  template <class L> static PUNA_INLINE typename L::F vouching(const uint8_t* row, int64_t block) { return load<L>(row, block, 0, L::zero()); }
 };
 
 template <class L, class Row> PUNA_INLINE void unpack_as(const uint8_t* row, int64_t n, float* to) {
@@ -133,6 +139,7 @@ struct Tile {
   int64_t begin, n;
   bool is_whole;  // the first n of the stretch, without gaps
   bool mixed;     // some token does not see one of them, or sees it at a distance
+  bool varies;    // not all tokens see them alike: only then may some token not see one of them
   int32_t cell[cells_at_once];
 
   int64_t place(int64_t i) const { return cell[i] - begin; }
@@ -152,24 +159,24 @@ template <class L> inline void find_tile(const AttentionPiece& p, int64_t first,
     }
     if (none) continue;
     tile.begin = c;
-    tile.mixed = false;
+    tile.mixed = tile.varies = false;
     if (all) {
       for (int64_t i = 0; i < count; i++) tile.cell[i] = static_cast<int32_t>(c + i);
       tile.n = count;
     } else {
-      bool seen[cells_at_once] = {}, mixed[cells_at_once] = {};
-      for (int64_t t = first; t < end; t++) {
-        const half* mask = p.mask + t * p.mask_token + c;
-        for (int64_t i = 0; i < count; i++) {
-          seen[i] |= mask[i] != hidden_bits;
-          mixed[i] |= mask[i] != 0;
+      for (int64_t i = 0; i < count; i++) {
+        const half *mask = p.mask + first * p.mask_token + c + i, of_first = *mask;
+        half seen = 0, mixed = 0, other = 0;
+        for (int64_t t = first; t < end; t++, mask += p.mask_token) {
+          seen |= *mask ^ hidden_bits;
+          mixed |= *mask;
+          other |= *mask ^ of_first;
         }
+        if (!seen) continue;
+        tile.mixed |= mixed != 0;
+        tile.varies |= other != 0;
+        tile.cell[tile.n++] = static_cast<int32_t>(c + i);
       }
-      for (int64_t i = 0; i < count; i++)
-        if (seen[i]) {
-          tile.mixed |= mixed[i];
-          tile.cell[tile.n++] = static_cast<int32_t>(c + i);
-        }
     }
     tile.is_whole = tile.end() == tile.n;
     tile.mixed |= !tile.is_whole;
@@ -189,6 +196,13 @@ struct Rows {
 
   PUNA_INLINE void fetch(int64_t i) const {
     for (int64_t b = 0; b < bytes; b += line) __builtin_prefetch(next[i] + b);
+  }
+
+  Rows some(int64_t begin, int64_t n) const {
+    Rows rows;
+    rows.bytes = bytes;
+    for (int64_t i = 0; i < n; i++) rows.at[i] = at[begin + i], rows.next[i] = next[begin + i];
+    return rows;
   }
 };
 
@@ -210,6 +224,38 @@ template <class L> inline void unpack_all(Rows& rows, int64_t n, const Held& hel
   for (int64_t i = 0; i < (n + 3) / 4 * 4; i++) rows.at[i] = reinterpret_cast<const uint8_t*>(to + (i < n ? i : n - 1) * width);
 }
 
+// Which rows have something that is infinite or no number, and whether any has: what is finite less itself is 0.
+template <class L, class Row> inline bool find_unsound(const Rows& rows, int64_t n, int64_t width, bool* unsound) {
+  bool any = false;
+  for (int64_t i = 0; i < n; i += 4) {
+    typename L::F rest[4];
+    PUNA_UNROLL for (int k = 0; k < 4; k++) rest[k] = L::zero();
+    for (int64_t b = 0; b < width / L::width / Row::template parts<L>; b++)
+      PUNA_UNROLL for (int k = 0; k < 4; k++) {
+        const auto v = Row::template vouching<L>(rows.at[i + k], b);
+        rest[k] = L::add(rest[k], L::less(v, v));
+      }
+    float four[4];
+    L::store_sums(four, rest[0], rest[1], rest[2], rest[3]);
+    for (int64_t k = i; k < n && k < i + 4; k++) {
+      unsound[k] = four[k - i] != 0;
+      any |= unsound[k];
+    }
+  }
+  return any;
+}
+
+// Of n cells, in their order: stretches of sound ones to *together*, and each of the others to *apart*.
+template <class Together, class Apart> inline void each_stretch(int64_t n, const bool* unsound, const Together& together, const Apart& apart) {
+  for (int64_t begin = 0; begin < n; begin++) {
+    int64_t end = begin;
+    while (end < n && !unsound[end]) end++;
+    if (end > begin) together(begin, end - begin);
+    if (end < n) apart(end);
+    begin = end;
+  }
+}
+
 // ---- scores to weights
 
 struct Scores {
@@ -218,6 +264,11 @@ struct Scores {
   explicit Scores(const AttentionPiece& p)
       : factor(p.softcap > 0 ? p.scale / p.softcap : p.scale * log2_of_e), cap(p.softcap * log2_of_e), mask(log2_of_e) {}
 };
+
+// With what the mask adds to them: nothing is left of what is hidden, not even what is no number.
+template <class L> PUNA_INLINE typename L::F masked(typename L::F scores, typename L::F added) {
+  return L::if_less(L::set(least), added, L::add(scores, added), L::set(least));
+}
 
 // ---- parts put together
 
@@ -347,6 +398,18 @@ template <class L, class Row> inline void all_mixed(int64_t rows, const float* w
   }
 }
 
+// The same, each row without the values that it does not see, where there are some that are not finite.
+template <class L, class Row, class Sees> inline void all_seen_mixed(const Tile& tile, int64_t rows, const float* weights, const Rows& values, int64_t width, float* sums, int64_t sums_row, const Sees& sees) {
+  bool unsound[cells_at_once];
+  if (!tile.varies || !find_unsound<L, Row>(values, tile.n, width, unsound)) return all_mixed<L, Row>(rows, weights, values, tile.n, width, sums, sums_row);
+  each_stretch(
+      tile.n, unsound, [&](int64_t c, int64_t n) { all_mixed<L, Row>(rows, weights + c, values.some(c, n), n, width, sums, sums_row); },
+      [&](int64_t c) {
+        for (int64_t r = 0; r < rows; r++)
+          if (sees(r, c)) all_mixed<L, Row>(1, weights + r * cells_at_once + c, values.some(c, 1), 1, width, sums + r * sums_row, sums_row);
+      });
+}
+
 // Scores of one row and tile to weights: what earlier sums must be multiplied with, and the sums of every L::width-th weight.
 template <class L> inline float weigh(float* s, int64_t n, const Scores& how, const float* added, float added_factor, float& top, typename L::F& sums) {
   typedef typename L::F F;
@@ -354,7 +417,7 @@ template <class L> inline float weigh(float* s, int64_t n, const Scores& how, co
   for (int64_t i = 0; i < n; i += L::width) {
     F v = L::load(s + i);
     if (how.cap > 0) v = L::times(L::set(how.cap), tanh<L>(v));
-    if (added) v = L::add(v, L::times(L::load(added + i), L::set(added_factor)));
+    if (added) v = masked<L>(v, L::times(L::load(added + i), L::set(added_factor)));
     if (i + L::width > n) {  // beyond the last cell
       alignas(64) float all[L::width];
       L::store(all, v);
@@ -460,13 +523,14 @@ template <class L> inline void attend_few(const AttentionPiece& p) {
           total = L::first(L::multiply_add(L::set(total), L::set(factors[k]), L::set(four[k - i])));
         }
       }
+      const auto sees = [&](int64_t i, int64_t cell) { return added[((p.first + i) / group - first_token) * cells_at_once + tile.place(cell)] != least; };
       if (values_in_place && p.value.type == type_f16) {
-        all_mixed<L, HalfRow>(p.n, s, value, n, p.value.width, of_head, width);
+        all_seen_mixed<L, HalfRow>(tile, p.n, s, value, p.value.width, of_head, width, sees);
       } else if (values_in_place) {
-        all_mixed<L, Q8Row>(p.n, s, value, n, p.value.width, of_head, width);
+        all_seen_mixed<L, Q8Row>(tile, p.n, s, value, p.value.width, of_head, width, sees);
       } else {
         unpack_all<L>(value, n, p.value, values);
-        all_mixed<L, FloatRow>(p.n, s, value, n, value_width, of_head, width);
+        all_seen_mixed<L, FloatRow>(tile, p.n, s, value, value_width, of_head, width, sees);
       }
     }
     if (!ends_part(tile, next)) continue;
@@ -588,6 +652,22 @@ template <class L> inline typename L::F sum_of_weights(const Tile& tile, float* 
   return L::in_order([&](int64_t l) { return sums[l]; }, [](typename L::F a, typename L::F b) { return L::add(a, b); });
 }
 
+// sums[width][] += the values times weights s[cells][], each row without those that it does not see: *added* to it is *least*.
+template <class L> inline void add_values(const Tile& tile, const Rows& rows, int64_t vectors, int64_t width, const float* values, int64_t of_cell, const float* s, const float* added, float* sums) {
+  const auto together = [&](int64_t c, int64_t n) { multiply<L>(vectors, width, values + c * of_cell, 1, of_cell, s + c * most_rows, n, sums); };
+  bool unsound[cells_at_once];
+  if (!tile.varies || !find_unsound<L, FloatRow>(rows, tile.n, lines_of(width), unsound)) return together(0, tile.n);
+  each_stretch(tile.n, unsound, together, [&](int64_t c) {
+    for (int64_t v = 0; v < vectors * L::width; v += L::width) {
+      const auto weight = L::load(s + c * most_rows + v), of_mask = L::load(added + c * most_rows + v);
+      for (int64_t k = 0; k < width; k++) {
+        const auto sum = L::load(sums + k * most_rows + v);
+        L::store(sums + k * most_rows + v, L::if_less(L::set(least), of_mask, L::multiply_add(L::set(values[c * of_cell + k]), weight, sum), sum));
+      }
+    }
+  });
+}
+
 template <class L> inline void attend_many(const AttentionPiece& p) {
   typedef typename L::F F;
   const int64_t key_width = lines_of(p.key.width), value_width = lines_of(p.value.width), group = p.group;
@@ -655,7 +735,7 @@ template <class L> inline void attend_many(const AttentionPiece& p) {
         for (int64_t i = 0; i < n; i++) {
           F score = L::load(s + i * most_rows + v);
           if (how.cap > 0) score = L::times(L::set(how.cap), tanh<L>(score));
-          if (tile.mixed) score = L::add(score, L::load(added + i * most_rows + v));
+          if (tile.mixed) score = masked<L>(score, L::load(added + i * most_rows + v));
           if (how.cap > 0 || tile.mixed) L::store(s + i * most_rows + v, score);
           top = L::larger(score, top);
         }
@@ -664,16 +744,16 @@ template <class L> inline void attend_many(const AttentionPiece& p) {
         for (int64_t i = 0; i < n; i++) L::store(s + i * most_rows + v, exp2<L>(L::less(L::load(s + i * most_rows + v), base)));
         const F kept = exp2<L>(L::less(before, base));
         L::store(totals + v, L::multiply_add(L::load(totals + v), kept, sum_of_weights<L>(tile, s + v)));
-        if (!starts_part && L::largest(L::less(base, L::larger(before, L::set(lowest)))) > 0)
+        const F above = L::less(base, L::larger(before, L::set(lowest)));  // no number where both are infinite: that is one row's alone
+        if (!starts_part && L::largest(L::larger(above, L::zero())) > 0)
           for (int64_t k = 0; k < p.value.width; k++) L::store(sums + k * most_rows + v, L::times(L::load(sums + k * most_rows + v), kept));
       }
       starts_part = false;
       const float* of_cells = values_in_keys ? keys : values;
       const int64_t of_cell = values_in_keys ? key_width : value_width;
       Rows value = rows_of(p.value, tile, next, p.first_head + h);
-      if (!values_in_keys)
-        unpack_all<L>(value, n, p.value, values);
-      multiply<L>(vectors, p.value.width, of_cells, 1, of_cell, s, n, sums);
+      if (!values_in_keys) unpack_all<L>(value, n, p.value, values);
+      add_values<L>(tile, values_in_keys ? key : value, vectors, p.value.width, of_cells, of_cell, s, added, sums);
       if (!ends_part(tile, next)) continue;
       if (p.stride) {
         leave(place_of_part(p, tile.begin), sums, tops, totals);

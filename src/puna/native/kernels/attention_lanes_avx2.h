@@ -31,6 +31,7 @@ struct Floats {
   static inline F over(F a, F b) { return _mm256_div_ps(a, b); }
   static inline F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static inline F larger(F a, F b) { return _mm256_max_ps(a, b); }  // b where one is no number
+  static inline F if_less(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
   static inline F whole(F v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // v 2^n, and 0 where x, of which n is the whole part, is too small for that; what is no number stays none.
   static inline F times_power(F v, F n, F x) {

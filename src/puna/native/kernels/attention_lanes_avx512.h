@@ -31,6 +31,7 @@ struct Floats {
   static inline F over(F a, F b) { return _mm512_div_ps(a, b); }
   static inline F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static inline F larger(F a, F b) { return _mm512_max_ps(a, b); }  // b where one is no number
+  static inline F if_less(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
   static inline F whole(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static inline F times_power(F v, F n, F) { return _mm512_scalef_ps(v, n); }  // v 2^n
   static inline float first(F v) { return _mm512_cvtss_f32(v); }

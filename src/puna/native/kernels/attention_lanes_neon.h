@@ -39,6 +39,7 @@ struct Floats {
   static inline F over(F a, F b) { return vdivq_f32(a, b); }
   static inline F multiply_add(F a, F b, F c) { return vfmaq_f32(c, a, b); }
   static inline F larger(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }  // b where one is no number
+  static inline F if_less(F a, F b, F yes, F no) { return vbslq_f32(vcltq_f32(a, b), yes, no); }
   static inline F whole(F v) { return vrndnq_f32(v); }
   // v 2^n, and 0 where x, of which n is the whole part, is too small for that; what is no number stays none.
   static inline F times_power(F v, F n, F x) {

@@ -36,6 +36,7 @@ struct Floats {
   static inline F over(F a, F b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
   static inline F multiply_add(F a, F b, F c) { return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
   static inline F larger(F a, F b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+  static inline F if_less(F a, F b, F yes, F no) { return each([&](int i) { return a.v[i] < b.v[i] ? yes.v[i] : no.v[i]; }); }
   static inline F whole(F v) { return each([&](int i) { return std::nearbyint(v.v[i]); }); }
   static inline F times_power(F v, F n, F) { return each([&](int i) { return n.v[i] == n.v[i] ? std::ldexp(v.v[i], static_cast<int>(n.v[i])) : n.v[i]; }); }
   static inline float sum(F v) {

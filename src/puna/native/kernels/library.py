@@ -23,7 +23,7 @@ from puna.native.signature import declare
 
 log = logging.getLogger(__name__)
 
-VERSION = 10
+VERSION = 11
 
 # Of packed matrices, which all instruction sets read alike: another one when formats.h lays them out in another way.
 LAYOUT = "1"

@@ -59,7 +59,7 @@ void multiply_node(Matrix& m, const Activations& a, const uint8_t* weights, floa
 
 using namespace puna;
 
-PUNA_EXPORT int puna_kernels_version() { return 10; }
+PUNA_EXPORT int puna_kernels_version() { return 11; }
 
 // Offsets of type, ne, nb, src and data, and the size.
 PUNA_EXPORT void puna_tensor_layout(int64_t* offsets) {

@@ -1,5 +1,6 @@
 // Attention over caches of every kind with every instruction set of this processor, in blocks of memory of exactly the size they
-// need, for a build with the compiler's sanitizers. Ends with 0 when they found nothing and all is near double precision.
+// need, for a build with the compiler's sanitizers. Ends with 0 when they found nothing, all is near double precision, and what
+// is infinite or no number changes no bit of the rows that do not see it.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -81,6 +82,15 @@ struct Cache {
     }
   }
   ~Cache() { free(data); }
+
+  // One value of a cell, or a block's factor, is infinite or no number.
+  void spoil(int64_t cell) {
+    uint8_t* at = data + cell * bytes;
+    const uint16_t halves[] = {0x7e00, 0x7c00, 0xfc00}, half = halves[random_bits() % 3];
+    const float number = half == 0x7e00 ? NAN : half == 0x7c00 ? INFINITY : -INFINITY;
+    if (type == 0) memcpy(at + bytes - 4, &number, 4);
+    else memcpy(type == 1 ? at + bytes - 2 : at, &half, 2);
+  }
 };
 
 static double largest_error() {
@@ -195,6 +205,20 @@ static double largest_error() {
         }
   }
   turn(expected, value_turn);
+  // Cells to be spoilt, of keys or of values, and rows that see none of them: of all heads together.
+  std::vector<int64_t> spoilt;
+  for (int64_t c = 0; c < n_cells; c++)
+    if (random_bits() % 6 == 0) spoilt.push_back(c);
+  std::vector<bool> is_sound(static_cast<size_t>(n), true);
+  for (int64_t i = 0; i < n_ranges; i++) {
+    const int64_t* r = numbers.data() + 8 * i;
+    for (int64_t k = 0; k < r[1] * r[2]; k++)
+      for (int64_t cell : spoilt) {
+        const int64_t c = cell - begins[static_cast<size_t>(i)] - k / r[1] * (r[5] / key_bytes);
+        if (c >= 0 && c < r[3] && biases[static_cast<size_t>(i)][static_cast<size_t>(k * r[3] + c)] > -INFINITY) is_sound[static_cast<size_t>(r[0] + k)] = false;
+      }
+  }
+  const std::vector<uint8_t> of_keys(keys.data, keys.data + keys.bytes * n_cells), of_values(values.data, values.data + values.bytes * n_cells);
   double worst = 0, squares = 1e-12;
   std::vector<float> first(expected.size());
   for (double e : expected) squares += e * e;
@@ -214,6 +238,16 @@ static double largest_error() {
         const double error = std::sqrt(difference / squares);
         if (!(error < 1e-5)) printf("%s, %d threads: %g; type %d, widths %ld %ld, heads %ld/%ld, %ld ranges, cap %g, bias %g\n", puna_instructions(i), n_threads, error, type, key_width, value_width, heads, key_heads, n_ranges, static_cast<double>(softcap), static_cast<double>(max_bias));
         worst = std::fmax(worst, error == error ? error : INFINITY);
+      }
+    for (int64_t cell : spoilt) random_bits() % 2 ? keys.spoil(cell) : (in_keys ? keys : other).spoil(cell);
+    puna_attention_node(&node, 0, 1, attention);
+    memcpy(keys.data, of_keys.data(), of_keys.size()), memcpy(values.data, of_values.data(), of_values.size());
+    const int64_t row = heads * value_width;
+    for (int64_t k = 0; k < n; k++)
+      if (is_sound[static_cast<size_t>(k)] && memcmp(first.data() + k * row, result + k * row, static_cast<size_t>(row) * sizeof(float))) {
+        printf("%s: a row is changed by cells that it does not see; type %d, widths %ld %ld\n", puna_instructions(i), type, key_width, value_width);
+        worst = INFINITY;
+        break;
       }
   }
   puna_attention_free(attention);
