@@ -3,7 +3,8 @@
 A library that was compiled by a faulty compiler, or for another processor, crashes or computes nonsense for some
 combinations of buffer type and tensor type. They are found here before a model meets them: puna.native.products tries
 all of them in a process of its own. Where that process dies, the rest is tried in narrower ones, down to one tensor type
-each, until the culprit has a name. The verdict is kept in the cache directory until the library or the processor changes.
+each, until the culprit has a name. The verdict is kept in the cache directory until the library or the processor changes, or
+nobody has asked for a month.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ COMMAND = (sys.executable, "-m", "puna.native.products")
 PLAIN = "CPU"
 TIMEOUT_S = 60.0
 _FORMAT = 3  # of the cached file, and of what is tested
+_UNFINISHED = ".unfinished"  # how the name of a file ends while it is written
+_MOST_KEPT, _MOST_DAYS = 32, 30  # each setting and each build of the library makes another verdict
 _SHOWN_STDERR_CHARS = 300
 
 Status = Literal["ok", "unsupported", "broken"]
@@ -103,6 +106,10 @@ def verdict(cache_dir: Path | None = None, command: Sequence[str] = COMMAND) -> 
     if found is None:
         found = examine(command)
         _write(file, found)
+        cache.tidy(file.parent, f"selftest-{'[0-9a-f]' * 20}.json", _MOST_KEPT, _MOST_DAYS)
+        cache.tidy(file.parent, f"selftest-*{_UNFINISHED}", 0, 1)
+    else:
+        cache.use(file)
     if found.broken:
         log.warning("not used, because it does not work on this CPU: %s", "; ".join(map(str, found.broken)))
     return found
@@ -136,7 +143,9 @@ def _write(file: Path, found: Verdict) -> None:
     scratch = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as scratch:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=file.parent, prefix="selftest-", suffix=_UNFINISHED, delete=False
+        ) as scratch:
             json.dump(asdict(found), scratch)
         os.replace(scratch.name, file)
     except OSError as error:

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,29 @@ def test_another_library_gets_its_own_verdict(tmp_path: Path, monkeypatch: pytes
             (library / "libggml-cpu.so").write_text("")
     selftest.verdict(tmp_path / "cache", fake.command)
     assert len(fake.calls) == 2
+
+
+def test_verdicts_that_nobody_asks_for_any_more_go(tmp_path: Path) -> None:
+    """Each build of the library has its own; what a process that was killed has left goes as well."""
+    fake, folder = Fake(tmp_path), tmp_path / "cache"
+    folder.mkdir()
+    ages = {f"selftest-{i:020x}.json": i for i in range(60)}
+    ages |= {"selftest-abc.unfinished": 2, "selftest-def.unfinished": 0, "selftest-of mine.json": 99, "other.json": 99}
+    for name, days in ages.items():
+        (folder / name).touch()
+        then = time.time() - days * cache.DAY_S
+        os.utime(folder / name, (then, then))
+    selftest.verdict(folder, fake.command)
+    left = {path.name for path in folder.iterdir()}
+    (own,) = left - {*ages}
+    assert {"selftest-def.unfinished", "selftest-of mine.json", "other.json"} <= left
+    assert "selftest-abc.unfinished" not in left
+    assert left >= {name for name, days in ages.items() if days < 20 and name.endswith(".json")}
+    assert not left & {name for name, days in ages.items() if 30 <= days < 60}
+    os.utime(folder / own, (0, 0))
+    selftest.verdict(folder, fake.command)
+    assert len(fake.calls) == 1
+    assert (folder / own).stat().st_mtime > 0
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:

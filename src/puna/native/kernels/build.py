@@ -2,7 +2,8 @@
 
 Uses the standard library only, so that the package's own build can run it before anything is installed:
 ``python -m puna.native.kernels.build`` does it by hand. What is compiled is kept in the user's cache folder under a key of
-sources, compiler and options; it does not depend on the processor, since the library asks for that when it is opened.
+sources, compiler and options; it does not depend on the processor, since the library asks for that when it is opened. What was
+not used for a month goes from there when something is added.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -48,6 +53,9 @@ PER_INSTRUCTIONS = {
     "attention_instructions": ("portable", "avx2", "avx512", "neon"),
 }
 TIMEOUT_S = 600
+SCRATCH = "puna-kernels-"  # how the names of folders begin that are compiled in
+DAY_S = 24 * 3600.0
+MOST_DAYS, MOST_KEPT = 30, 16  # of libraries that were not used; what was used within a day stays in any case
 
 
 class BuildError(Exception):
@@ -89,7 +97,8 @@ def compile_library(
 
     Errors: BuildError.
     """
-    with tempfile.TemporaryDirectory(prefix="puna-kernels-") as scratch:
+    _remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch:
         sets = understood(command, instruction_sets(machine), Path(scratch))
         best_first = "".join(f"&{name}_instructions," for name in reversed([*sets]))
         units = [
@@ -172,12 +181,43 @@ def kept(
 
     Errors: BuildError; OSError and RuntimeError where nothing can be kept.
     """
-    library = (cache or cache_folder()) / key(command, options, machine) / LIBRARY.name
+    folder = cache or cache_folder()
+    library = folder / key(command, options, machine) / LIBRARY.name
     seal = library.with_suffix(".sha256")
+    with suppress(OSError):  # it is not there, or not ours
+        os.utime(library.parent)
     if not (library.exists() and seal.exists() and seal.read_text() == _digest(library)):
         compile_library(library, command, options, machine)
         seal.write_text(_digest(library))
+        _tidy(folder)
     return library
+
+
+def _tidy(cache: Path) -> None:
+    """Of what is kept, that goes which was not used for so many days, and what is more than so much, unused for longest."""
+    with suppress(OSError):
+        found = [path for path in cache.iterdir() if re.fullmatch(r"[0-9a-f]{20}", path.name)]
+        for i, (unused_s, path) in enumerate(sorted((_unused_s(path), path) for path in found)):
+            if unused_s > MOST_DAYS * DAY_S or (i >= MOST_KEPT and unused_s > DAY_S):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Folders of this user that builds were killed in: one that goes on writes to its own once in TIMEOUT_S at least."""
+    with suppress(OSError):
+        for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+            if _unused_s(path) > DAY_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _unused_s(folder: Path) -> float:
+    """For how long; 0 where it is no folder of this user's, or another process has just removed it."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return 0.0
+    is_own = stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
+    return time.time() - found.st_mtime if is_own else 0.0
 
 
 def build(target: Path = LIBRARY, cache: Path | None = None) -> Path:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,68 @@ def test_options_and_processors_have_libraries_of_their_own(tmp_path: Path, monk
     assert compiled == wanted
     assert len(libraries) == len(wanted)
     assert all(library.exists() for library in libraries)
+
+
+def unused(path: Path, days: float) -> Path:
+    then = time.time() - days * build.DAY_S
+    os.utime(path, (then, then), follow_symlinks=False)
+    return path
+
+
+@pytest.mark.usefixtures("never_called")
+def test_libraries_that_nobody_uses_any_more_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When another is kept. What is not one of them stays, and so does what was used today."""
+    monkeypatch.setattr(build, "compile_library", writes)
+    used = build.kept(["true"], ("-used",), cache=tmp_path).parent
+    folders = [tmp_path / f"{i:020x}" for i in range(40)]
+    for days, folder in enumerate(folders):
+        writes(folder / build.LIBRARY.name, [])
+        unused(folder, days)
+    mine = tmp_path / "my own folder"
+    writes(mine / "file", [])
+    unused(mine, 99)
+    link = tmp_path / ("f" * 20)
+    link.symlink_to(mine)
+    unused(used, 99)
+    unused(link, 99)
+    assert build.kept(["true"], ("-used",), cache=tmp_path).parent == used
+    assert all(folder.exists() for folder in folders)
+    new = build.kept(["true"], ("-new",), cache=tmp_path).parent
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left >= {used.name, new.name, mine.name, link.name}
+    assert (mine / "file").exists()
+    n_left = len(left & {folder.name for folder in folders})
+    assert n_left >= 10
+    assert n_left + 2 <= build.MOST_KEPT
+    assert all(folder.exists() for folder in folders[:n_left])
+    for folder in folders:
+        writes(folder / build.LIBRARY.name, [])
+        unused(folder, 0.5)
+    build.kept(["true"], ("-newer",), cache=tmp_path)
+    assert all(folder.exists() for folder in folders)
+
+
+def test_what_killed_builds_have_left_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next build: what is older than any build, and this user's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    for name in ("puna-kernels-old", "puna-kernels-new", "of-others"):
+        writes(tmp_path / "temporary" / name / "object.o", [])
+    writes(tmp_path / "temporary" / "puna-kernels-file", [])
+    (tmp_path / "temporary" / "puna-kernels-link").symlink_to(tmp_path / "temporary" / "of-others")
+    for path in (tmp_path / "temporary").iterdir():
+        if not path.name.endswith("new"):
+            unused(path, 2)
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nfor one in "$@"; do [ "$last" = -o ] && : > "$one"; last=$one; done\n')
+    compiler.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+        build.compile_library(tmp_path / "library.so", [str(compiler)])
+    assert (tmp_path / "temporary" / "puna-kernels-old").exists()
+    build.compile_library(tmp_path / "library.so", [str(compiler)])
+    left = sorted(path.name for path in (tmp_path / "temporary").iterdir())
+    assert left == ["of-others", "puna-kernels-file", "puna-kernels-link", "puna-kernels-new"]
+    assert (tmp_path / "temporary" / "of-others" / "object.o").exists()
 
 
 def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
