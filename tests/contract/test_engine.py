@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from puna.errors import BadRequest, ContextOverflow, FileFormatError
+from puna.gguf.reader import GGUFFile
 from puna.native.ggml import ggml
 from puna.runner.engine import Engine, RequestHandle
 from puna.runner.service import NotLoaded
@@ -469,6 +471,45 @@ def test_requests_that_arrive_together_compute_a_common_prefix_once(model: Path)
         prefix = len(engine.tokenize(PREFIX, True))
         assert computed <= 1.1 * (prefix + own), (computed, prefix, own)
         check_integrity(engine)
+    finally:
+        engine.close()
+
+
+def failure(answer: Answer) -> Failed:
+    wait_until(lambda: answer.end is not None)
+    assert isinstance(answer.end, Failed)
+    return answer.end
+
+
+@pytest.mark.parametrize("uses_kernels", ["1", "0"])
+def test_what_was_computed_of_no_number_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_kernels: str
+) -> None:
+    """By ggml's products with weights in blocks of 256 neither, which make zeros of what is no number."""
+    monkeypatch.setenv("PUNA_KERNELS", uses_kernels)
+    path = write_llama(tmp_path / "model.gguf", dtype="q4_K", n_embd=256, n_ff=512)
+    prompt = f"{PREFIX} fox"
+    engine = started(path, n_ctx=1024)
+    tokens = engine.tokenize(prompt, True)
+    engine.close()
+    assert tokens[-1] not in tokens[:-1]
+    with GGUFFile.open(path) as file:
+        embedding = file.tensors["token_embd.weight"]
+    n_columns, n_rows = embedding.shape
+    rows = np.memmap(
+        path, np.uint8, "r+", embedding.offset, (n_rows, n_columns // 256, embedding.n_bytes // n_rows * 256 // n_columns)
+    )
+    rows[tokens[-1], :, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)  # the factor of each block
+    rows.flush()
+    engine = started(path, n_ctx=1024, n_batch=64)
+    try:
+        for _ in range(2):
+            assert "NaN" in failure(Answer(engine, prompt, n_predict=4)).error
+            wait_until(lambda: not engine.health().active)
+            assert engine.health().cache_used == 0
+        sound = Answer(engine, PREFIX, n_predict=2).done()
+        assert (sound.cached_count, sound.eval_count) == (0, 2)
+        assert Answer(engine, PREFIX, n_predict=2).done().cached_count > 0
     finally:
         engine.close()
 

@@ -171,7 +171,7 @@ class Sampler:
 
     def no_token(self) -> SampleError:
         name = f"request {self.request_id}: " if self.request_id else ""
-        return SampleError(f"{name}no token can be chosen: the model's output has only NaN or -inf, check the model")
+        return SampleError(f"{name}no token can be chosen: the model's output has only NaN, -inf or zeros, check the model")
 
 
 def rescored(row: Floats, change: Change) -> Floats:

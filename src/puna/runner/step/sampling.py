@@ -55,9 +55,14 @@ class _Chance:
 
 
 def has_number(row: Floats) -> bool:
-    """Whether there is any logit but NaN and -inf. Where there is none, neither is what was computed for later rows."""
+    """Whether there is any logit but NaN and -inf. Where there is none, neither is what was computed for later rows.
+
+    Nothing but zeros counts as none: some of ggml's products make those of what is no number.
+    """
     greatest = row.max()  # NaN if there is one anywhere
-    return bool(greatest > -np.inf) or bool(np.isnan(greatest) and (row > -np.inf).any())
+    if np.isnan(greatest):
+        return bool((row > -np.inf).any())
+    return bool(greatest > -np.inf and (greatest != 0 or row.any()))
 
 
 def sample(logits: Floats | Sequence[Floats], requests: Sequence[Sampled]) -> None:

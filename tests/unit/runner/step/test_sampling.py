@@ -8,7 +8,7 @@ from tests.unit.sample.vocabulary import WordTokenizer
 
 from puna.errors import BadRequest
 from puna.runner.step import sampling
-from puna.runner.step.sampling import sample
+from puna.runner.step.sampling import has_number, sample
 from puna.runner.tasks.completion import Completion
 from puna.sample.choice import sample_batch
 from puna.wire import CompletionReply, CompletionRequest, Done, Failed, Grammar, Piece, SamplingOptions, Thinking
@@ -53,6 +53,23 @@ def test_a_ban_leaves_the_choice_among_all_others(options: dict[str, float]) -> 
         sample(row, [request])
     text = "".join(piece.content for piece in said if isinstance(piece, Piece))
     assert text == ("xbx" if "repeat_penalty" in options else "xxx")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([np.nan, 1, -np.inf], True),
+        ([np.inf, np.nan, 0], True),
+        ([0, -1, -2], True),
+        ([0, -np.inf, -np.inf], True),
+        ([np.nan, np.nan, np.nan], False),
+        ([-np.inf, np.nan, -np.inf], False),
+        ([0, 0, 0], False),
+        ([-0.0, 0, 0], False),
+    ],
+)
+def test_whether_a_row_of_logits_says_anything(row: list[float], expected: bool) -> None:
+    assert has_number(np.array(row, np.float32)) is expected
 
 
 def test_a_forced_token_is_not_chosen_by_the_model() -> None:
