@@ -7,6 +7,7 @@ anything here may be removed at any time; who has a file mapped keeps what it ma
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -14,12 +15,13 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 log = logging.getLogger(__name__)
 
 FOLDER = "packed"
 UNFINISHED = ".unfinished"  # how the name of a file ends while it is written
-_GRACE_S = 3600.0
+_GRACE_S = 3600.0  # for what is written where there are no locks
 # Of files elsewhere. Whether one is still there is not asked: its disk may be another machine's, which does not answer.
 _FORGOTTEN_S = 30 * 24 * 3600.0
 _DIGITS = 32
@@ -60,6 +62,12 @@ def remove_former(root: Path, name: str) -> None:
             _remove(path)
 
 
+def hold(unfinished: IO[bytes]) -> None:
+    """Say that it is being written, until it is closed or the process has ended in whatever way."""
+    with suppress(OSError):
+        fcntl.flock(unfinished, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def tidy(root: Path, limit: int, *, room_for: int = 0) -> None:
     """Remove what belongs to no blob, what nobody finished, what belongs to a file elsewhere and was not used for a month, and
     what was not used for longest until *limit* bytes hold the rest.
@@ -70,7 +78,7 @@ def tidy(root: Path, limit: int, *, room_for: int = 0) -> None:
     for path in _files(root / FOLDER):
         with suppress(OSError):
             status = path.stat()
-            if _is_dead(root, path.name, time.time() - status.st_mtime):
+            if _is_dead(root, path, time.time() - status.st_mtime):
                 _remove(path)
             else:
                 kept.append((status.st_mtime, status.st_size, path))
@@ -92,11 +100,21 @@ def n_bytes(root: Path) -> int:
     return total
 
 
-def _is_dead(root: Path, name: str, age_s: float) -> bool:
-    if name.endswith(UNFINISHED) and age_s > _GRACE_S:
+def _is_dead(root: Path, path: Path, age_s: float) -> bool:
+    if path.name.endswith(UNFINISHED) and (age_s > _GRACE_S or not _is_held(path)):
         return True
-    owner = name.partition(".")[0]
+    owner = path.name.partition(".")[0]
     return not (root / "blobs" / owner).exists() if _BLOB.fullmatch(owner) else age_s > _FORGOTTEN_S
+
+
+def _is_held(unfinished: Path) -> bool:
+    """Also where that cannot be told."""
+    with open(unfinished, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def _files(folder: Path) -> list[Path]:

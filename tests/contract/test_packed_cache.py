@@ -277,13 +277,34 @@ def test_what_belongs_to_no_blob_or_was_not_finished_goes(tmp_path: Path) -> Non
     blob, folder = add(tmp_path), tmp_path / packed_files.FOLDER
     folder.mkdir()
     orphan = folder / f"sha256-{'0' * 64}.1-ab"
-    dead, alive = (folder / f"{blob.name}.1-ab-{name}{packed_files.UNFINISHED}" for name in ("dead", "alive"))
+    names = ("dead", "left", "alive")
+    dead, left, alive = (folder / f"{blob.name}.1-ab-{name}{packed_files.UNFINISHED}" for name in names)
     other = folder / "notes.txt"
-    for file in (orphan, dead, alive, other):
+    for file in (orphan, dead, left, alive, other):
         file.write_text("x")
-    os.utime(dead, (1e9, 1e9))
-    packed_files.tidy(tmp_path, LIMIT)
-    assert kept(tmp_path) == sorted([alive, other])
+    with open(dead, "rb") as hung, open(alive, "rb") as writer, open(left, "rb") as ended:
+        for held in (hung, writer, ended):
+            packed_files.hold(held)
+        ended.close()  # as when its process ends
+        os.utime(dead, (1e9, 1e9))
+        packed_files.tidy(tmp_path, LIMIT)
+        assert kept(tmp_path) == sorted([alive, other])
+
+
+def test_what_is_being_written_is_left_alone_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob, original, seen = add(tmp_path), os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        packed_files.tidy(tmp_path, LIMIT)
+        seen.append([path.name.endswith(packed_files.UNFINISHED) for path in kept(tmp_path)])
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with loaded(blob):
+        pass
+    assert seen == [[True]]
+    (file,) = kept(tmp_path)
+    assert not file.name.endswith(packed_files.UNFINISHED)
 
 
 def test_a_blob_that_is_removed_takes_its_packed_weights_along(tmp_path: Path) -> None:

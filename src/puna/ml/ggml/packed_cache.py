@@ -141,6 +141,7 @@ class PackedCache:
                 dir=folder, prefix=f"{path.name}-", suffix=packed_files.UNFINISHED, delete=False
             ) as file:
                 unfinished = file.name
+                packed_files.hold(file)
                 file.write(header)
                 digest = _DIGEST()
                 for begin in range(0, data.size, _CHUNK_BYTES):
@@ -152,7 +153,7 @@ class PackedCache:
                     file.flush()
                 _seal(file, len(header) + data.size, digest.digest())
                 os.fsync(file.fileno())
-            os.replace(unfinished, path)
+                os.replace(unfinished, path)
             unfinished = ""
             log.info("packed weights are kept in %s, so that the next load maps them", path)
         except OSError as error:
