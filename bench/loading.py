@@ -1,9 +1,10 @@
 """From a request for a model that is not loaded to its first token: with and without a spare runner, and beside llama-cpp-python.
 
 Puna's server is up and has the model; the request starts a runner, or takes the spare one. The first load of a large model packs
-its matrices and keeps them, which later loads find: both have rows. llama-cpp-python is a fresh Python process that
-imports the package, loads the file and picks one token, timed from its start. The same prompt, context and threads, on a
-warm disk cache, taking turns. The rows "after" another model load one where only one may be loaded: the other has to go.
+its matrices and keeps them, which later loads find: both have rows, for a model of the store and for a file where it lies.
+llama-cpp-python is a fresh Python process that imports the package, loads the file and picks one token, timed from its start.
+The same prompt, context and threads, on a warm disk cache, taking turns. The rows "after" another model load one where only one
+may be loaded: the other has to go.
 
 Resident memory is that of the process which computed the token, right after it, pages of files that it maps included.
 """
@@ -32,6 +33,7 @@ from bench.facts import facts
 from bench.load import chaos, contenders
 from puna import packed_files
 from puna.ml.ggml.packed_cache import KEPT_FROM_BYTES
+from puna.ml.ggml.packed_origin import SETTLED_NS, stamps_changes
 from puna.native import cpu
 
 PROMPT = "Once upon a time there was a little fox."
@@ -164,6 +166,8 @@ def serving(*, has_spare: bool) -> Iterator[Server]:
 def measure(files: dict[str, Path], runs: int) -> list[Row]:
     first = {name: Row(name, "first load") for name in files}
     loads = {name: Row(name, "load") for name in files}
+    firsts_elsewhere = {name: Row(name, "first load of a file") for name in files}
+    elsewhere = {name: Row(name, "load of a file") for name in files}
     names = list(files)
     swaps = {name: Row(name, f"after {other}") for name, other in zip(names, names[::-1], strict=True) if name != other}
     with ExitStack() as stack:
@@ -176,19 +180,35 @@ def measure(files: dict[str, Path], runs: int) -> list[Row]:
                 first[name].add(side, server.first_token(name))
                 server.wait_for_packed(n_packed)
                 server.unload()
+            n_packed += path.stat().st_size > KEPT_FROM_BYTES
+            wait_until_settled(path)
+            for side, server in servers.items():
+                firsts_elsewhere[name].add(side, server.first_token(str(path)))
+                server.wait_for_packed(n_packed)
+                server.unload()
             path.read_bytes()  # into the disk cache
         for _ in range(runs):
             for name, path in files.items():
                 for side, server in servers.items():
                     loads[name].add(side, server.first_token(name))
                     server.unload()
-                loads[name].add("peer", peer_first_token(path))
+                    elsewhere[name].add(side, server.first_token(str(path)))
+                    server.unload()
+                peer = peer_first_token(path)
+                for rows in (loads, elsewhere):  # to which it is the same
+                    rows[name].add("peer", peer)
             for side, server in servers.items() if swaps else ():
                 server.first_token(names[0])
                 for name in (*names[1:], names[0]):
                     swaps[name].add(side, server.first_token(name))
                 server.unload()
-    return [*first.values(), *loads.values(), *swaps.values()]
+    return [row for rows in (first, loads, firsts_elsewhere, elsewhere, swaps) for row in rows.values()]
+
+
+def wait_until_settled(path: Path) -> None:
+    """What was written a moment ago would be packed without being kept."""
+    while time.time_ns() - path.stat().st_ctime_ns < SETTLED_NS:
+        time.sleep(0.5)
 
 
 def has_peer() -> bool:
@@ -206,6 +226,8 @@ def main() -> None:
         sys.exit("the package llama_cpp cannot be imported, so there is nothing to compare with")
     wanted = args.model or ["smollm2", "1b"]
     files = {name: make() for name, make in (("smollm2", models.smollm2), ("1b", models.llama_1b)) if name in wanted}
+    if not all(stamps_changes(str(path)) for path in files.values()):
+        sys.exit("of files on this file system no packed weights are kept (docs/kernels.md), so not every row could be measured")
     rows = measure(files, args.runs)
     table = Table("model", "what", title="First token; ratio: peer to spare; resident memory")
     for side in ("warm spare, s", "cold process, s", "llama-cpp-python, s", "ratio", "runner, MiB", "llama-cpp-python, MiB"):

@@ -273,6 +273,7 @@ class LoadOptions(Message, frozen=True):
     projector: str = ""  # a file with what encodes images; empty: the model's own file may hold it
     projector_device: str = ""  # where it goes; empty: the CPU
     image_cache_bytes: int = 0  # of the host's memory, for images that are encoded, beyond those that requests still need
+    models: str = ""  # the folder of models, where packed weights of other files are kept as well; empty: nowhere
 
 
 class LoadRequest(Message, frozen=True):

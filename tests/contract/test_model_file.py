@@ -79,6 +79,19 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path, reads: Counter[st
     engine.close()
 
 
+def test_a_file_that_says_that_it_has_not_changed_is_read_again(tmp_path: Path, reads: Counter[str]) -> None:
+    """What changes it can put all of its times back, but for that of the change."""
+    path = write_llama(tmp_path / "model.gguf", n_layers=1)
+    engine, before, content = Engine(path), path.stat(), path.read_bytes()
+    step(engine, "fit")
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        path.write_bytes(content)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    step(engine, "commit")
+    assert reads == {"head": 2, "vocabulary": 2}
+    engine.close()
+
+
 def test_a_file_that_is_gone_or_broken_is_not_loaded_from_memory(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "model.gguf", n_layers=1)
     engine, content = Engine(path), path.read_bytes()

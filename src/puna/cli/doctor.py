@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from puna import __version__
+from puna import __version__, packed_files
 from puna.cli.connect import settings
 from puna.cli.format import human_bytes
 from puna.cli.table import table
@@ -91,13 +91,17 @@ def devices_report(command: Sequence[str]) -> dict[str, Any]:
 
 
 def store_report(models: Path) -> dict[str, Any]:
-    """Where models go, and the space left there; a folder that does not exist yet will lie on its parent's disk."""
+    """Where models go, what packed weights take there, and the space left.
+
+    A folder that does not exist yet will lie on its parent's disk.
+    """
     existing = next((folder for folder in (models, *models.parents) if folder.is_dir()), None)
     try:
         free = shutil.disk_usage(existing).free if existing else None
     except OSError:
         free = None
-    return {"path": str(models), "exists": models.is_dir(), "free_bytes": free}
+    packed = packed_files.n_bytes(models)
+    return {"path": str(models), "exists": models.is_dir(), "packed_bytes": packed, "free_bytes": free}
 
 
 def server_report(host: Address) -> dict[str, Any]:
@@ -133,6 +137,7 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
         *_native_rows(native),
         *_device_rows(report["devices"]),
         ("Store", store["path"] + ("" if store["exists"] else " (not created yet)")),
+        ("Packed weights", human_bytes(store["packed_bytes"]) if store["packed_bytes"] else "none kept"),
         ("Free disk", "unknown" if store["free_bytes"] is None else human_bytes(store["free_bytes"])),
         ("Server", f"{server['version']} at {server['address']}" if server["version"] else f"none at {server['address']}"),
     ]

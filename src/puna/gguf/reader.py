@@ -62,8 +62,9 @@ class TensorInfo:
 class GGUFFile:
     """An open model file: metadata, and where its tensors are. A context manager; ``close`` may be called twice."""
 
-    def __init__(self, path: str | Path, source: mmap.mmap) -> None:
+    def __init__(self, path: str | Path, source: mmap.mmap, status: os.stat_result) -> None:
         self.path = str(path)
+        self.status = status  # as the file was when it was opened
         self.size = len(source)
         self._source = source
         head = _Parser(self.path, source)
@@ -82,9 +83,9 @@ class GGUFFile:
 
         Errors: NotFound when there is no such file; FileFormatError naming key or tensor and byte offset when it is malformed.
         """
-        source = _map(path)
+        source, status = _map(path)
         try:
-            return cls(path, source)
+            return cls(path, source, status)
         except BaseException:
             source.close()
             raise
@@ -348,7 +349,7 @@ def _alignment(head: _Parser, metadata: Metadata) -> int:
     return value
 
 
-def _map(path: str | Path) -> mmap.mmap:
+def _map(path: str | Path) -> tuple[mmap.mmap, os.stat_result]:
     try:
         # O_NONBLOCK: a named pipe must be refused, not waited for
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -362,6 +363,6 @@ def _map(path: str | Path) -> mmap.mmap:
             raise FileFormatError(f"{path}: not a regular file")
         if found.st_size == 0:
             raise FileFormatError(f"{path}: the file is empty (at byte 0)")
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), found
     finally:
         os.close(descriptor)

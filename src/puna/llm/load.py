@@ -121,6 +121,7 @@ def load_requirements(
         adapters=[str(path) for path in adapters],
         projector=str(projector or ""),
         image_cache_bytes=settings.image_cache if has_vision else 0,
+        models=str(settings.models),
     )
     num_gpu = options.num_gpu if options.num_gpu is not None and options.num_gpu >= 0 else None
     explicit = frozenset(name for name, was_given in is_explicit.items() if was_given)

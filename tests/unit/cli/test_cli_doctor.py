@@ -11,6 +11,7 @@ from tests.ports import kept_free
 from tests.unit.api.fake_server import FakeServer
 from tests.unit.cli.conftest import Cli
 
+from puna import packed_files
 from puna.cli import doctor
 from puna.settings import Address
 
@@ -58,7 +59,7 @@ def _report(native: dict[str, Any], devices: dict[str, Any] = NO_DEVICES) -> dic
         "python": {"version": "3.12.1", "executable": "/bin/python"},
         "native": native,
         "devices": devices,
-        "store": {"path": "/models", "exists": False, "free_bytes": 5_000_000_000},
+        "store": {"path": "/models", "exists": False, "packed_bytes": 0, "free_bytes": 5_000_000_000},
         "server": {"address": "http://127.0.0.1:1", "version": None},
     }
 
@@ -173,6 +174,17 @@ def test_the_store_may_not_exist_yet(tmp_path: Path) -> None:
     assert not report["exists"]
     assert report["free_bytes"] > 0
     assert doctor.store_report(tmp_path)["exists"]
+
+
+def test_what_packed_weights_take_is_told(tmp_path: Path) -> None:
+    assert re.search(r"^Packed weights +none kept$", "".join(doctor.render(_report(_native()))), re.MULTILINE)
+    (tmp_path / packed_files.FOLDER).mkdir()
+    names = [f"sha256-{'0' * 64}", packed_files.name_of_file("/downloads/model.gguf", (1, 2, 3))]
+    for name in names:
+        packed_files.place_of(tmp_path, name, "1-ab").write_bytes(bytes(1_500_000))
+    (tmp_path / packed_files.FOLDER / "notes.txt").write_bytes(bytes(4_000_000))
+    report = {**_report(_native()), "store": doctor.store_report(tmp_path)}
+    assert re.search(r"^Packed weights +3 MB$", "".join(doctor.render(report)), re.MULTILINE)
 
 
 def test_a_running_server_is_found(fake: FakeServer) -> None:

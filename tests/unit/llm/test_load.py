@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from puna import host
@@ -44,7 +45,7 @@ def test_load_options(
 ) -> None:
     monkeypatch.setattr(host, "usable_cores", lambda: 6)
     wanted = load_requirements(Options(**options), replace(SETTINGS, **settings), n_ctx_train=n_ctx_train)
-    assert wanted.options == expected
+    assert wanted.options == msgspec.structs.replace(expected, models=str(SETTINGS.models))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_no_number_asks_for_more_than_does_good(
 ) -> None:
     monkeypatch.setattr(host, "usable_cores", lambda: 6)
     wanted = load_requirements(Options(**options), SETTINGS)
-    assert wanted.options == expected
+    assert wanted.options == msgspec.structs.replace(expected, models=str(SETTINGS.models))
     assert wanted.is_served_by(load_requirements(Options(**options), SETTINGS).options)
 
 
@@ -93,6 +94,12 @@ def test_a_part_of_the_machine_s_memory_is_for_what_the_cache_has_no_place_for()
     wanted = load_requirements(Options(), Settings(host_cache=5 << 20))
     assert wanted.options.host_cache_bytes == 5 << 20
     assert wanted.is_served_by(LoadOptions()), "another bound is no reason to load again"
+
+
+def test_a_runner_is_told_where_packed_weights_go() -> None:
+    wanted = load_requirements(Options(), Settings(models=Path("/elsewhere")))
+    assert wanted.options.models == "/elsewhere"
+    assert wanted.is_served_by(LoadOptions())
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 0.15), ("80ms", 0.08), ("2", 2.0), ("0", 0.0), ("soon", 0.15)])

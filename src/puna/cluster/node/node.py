@@ -112,10 +112,11 @@ class Node:
         return list(self.scheduler.models.values())
 
     def _here(self, requirements: LoadRequirements) -> LoadRequirements:
-        """What was a share of the head's memory is one of this machine's."""
+        """What was a share of the head's memory is one of this machine's, and its folder of models is this one's."""
         given = self.settings.host_cache
         n_bytes = host.memory().total // HOST_CACHE_SHARE if given is None else given
-        return replace(requirements, options=msgspec.structs.replace(requirements.options, host_cache_bytes=n_bytes))
+        here = {"host_cache_bytes": n_bytes, "models": str(self.store.root)}
+        return replace(requirements, options=msgspec.structs.replace(requirements.options, **here))
 
     def _tidy_up(self) -> None:
         packed_files.tidy(self.store.root, self.settings.packed_cache)

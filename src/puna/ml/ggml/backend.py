@@ -39,7 +39,8 @@ class GGMLBackend:
     A file that is open already stays open when the backend is closed.
 
     *allows* may veto a special buffer type for a tensor type: ``allows("CPU_REPACK", "q4_K")``. With *kernels*, matrices are
-    packed for Puna's own products where all layers are on the CPU.
+    packed for Puna's own products where all layers are on the CPU. So many bytes of them are kept on disk: beside the file where
+    it is a blob of a folder of models, and for others in the one that *models* names.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GGMLBackend:
         flash_attention: bool = True,
         kernels: Kernels | None = None,
         packed_cache_bytes: int = 0,
+        models: Path | None = None,
     ) -> None:
         self._attend: Attention = fused if flash_attention else stepwise
         self._storage_contexts: dict[int, int] = {}  # by device
@@ -83,7 +85,7 @@ class GGMLBackend:
                 return Weights(opened, n_layers, device_of, use_mmap=use_mmap, allows=allows, packer=packer, cache=cache)
 
             self._device_of = device_of
-            self._weights = place(self.file, PackedCache.beside(self.file.path, packed_cache_bytes))
+            self._weights = place(self.file, PackedCache.of(self.file, models, packed_cache_bytes))
             stack.callback(self._weights.close)
             self._adapters = Adapters(adapters, self.file, place)
             stack.callback(self._adapters.close)

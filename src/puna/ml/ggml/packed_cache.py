@@ -2,9 +2,11 @@
 
 The file is a header, the bytes of all packed matrices, and a seal. The header is what this model and this layout make of it, to
 the byte, and the file's name has a part of its digest; so nothing of a file is ever interpreted: it is the expected one or it
-is not used. The seal is the digest of all matrices, and for which state of the file it was last found right: which inode it was,
-and when it was last changed. While that is the file's state it maps at once; in any other all of it is read and compared.
-A few rows are compared with the model's as well, which a file that was made by other sources would not stand.
+is not used. Which model it is, ``puna.ml.ggml.packed_origin`` says: a blob, or another file in one state of it.
+
+The seal is the digest of all matrices, and for which state of the file it was last found right: which inode it was, and when
+it was last changed. While that is the file's state it maps at once; in any other all of it is read and compared. A few rows
+are compared with the model's as well, which a file that was made by other sources would not stand.
 
 What was packed is written by a thread of low priority while the model is already used. A file gets its name when all of
 it is on the disk. Where that cannot be, nothing is kept and nothing fails.
@@ -32,6 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from puna import packed_files
+from puna.gguf.reader import GGUFFile
+from puna.ml.ggml.packed_origin import Origin
 from puna.native.kernels.library import LAYOUT
 
 log = logging.getLogger(__name__)
@@ -62,25 +66,29 @@ class Entry:
 class PackedCache:
     """The place for one model's packed matrices, which need not be there."""
 
-    def __init__(self, model: Path, limit: int) -> None:
-        self._model = model
+    def __init__(self, origin: Origin, limit: int) -> None:
+        self._origin = origin
         self._limit = limit
         self._writer: threading.Thread | None = None
         self._is_closed = threading.Event()
 
     @classmethod
-    def beside(cls, model: str | Path, limit: int) -> PackedCache | None:
-        """None where nothing is to be kept, or the file is not one of a folder of models."""
-        return cls(Path(model), limit) if limit > 0 and packed_files.place_of(Path(model), LAYOUT) else None
+    def of(cls, file: GGUFFile, models: Path | None, limit: int) -> PackedCache | None:
+        """*models*: the folder for a file that is no blob of one. None where nothing is to be kept, or could not be believed."""
+        origin = Origin.of(file, models) if limit > 0 else None
+        return cls(origin, limit) if origin else None
+
+    def is_of(self, descriptor: int) -> bool:
+        """Whether the file that is open there is the one that this is for."""
+        return self._origin.is_open_at(descriptor)
 
     def _place(self, header: bytes) -> Path:
-        path = packed_files.place_of(self._model, f"{LAYOUT}-{hashlib.sha256(header).hexdigest()[:16]}")
-        assert path is not None  # or nothing would be beside the model
-        return path
+        how = f"{LAYOUT}-{hashlib.sha256(header).hexdigest()[:16]}"
+        return packed_files.place_of(self._origin.root, self._origin.name, how)
 
     def find(self, entries: Sequence[Entry], is_sound: Callable[[Bytes], bool]) -> Bytes | None:
         """The data as it is on disk; None where it is not, or *is_sound* says that it is something else."""
-        header, n_bytes = _header(self._model, entries), sum(entry.n_bytes for entry in entries)
+        header, n_bytes = _header(self._origin, entries), sum(entry.n_bytes for entry in entries)
         path, data = self._place(header), None
         try:
             with open(path, "rb") as file:
@@ -109,10 +117,10 @@ class PackedCache:
         return None
 
     def keep(self, entries: Sequence[Entry], data: Bytes) -> None:
-        """Begin to write; *data* must stay until close."""
-        if data.size < KEPT_FROM_BYTES or data.size > self._limit:
+        """Begin to write, unless the model is no longer what was read; *data* must stay until close."""
+        if data.size < KEPT_FROM_BYTES or data.size > self._limit or not self._origin.is_as_it_was():
             return
-        header = _header(self._model, entries)
+        header = _header(self._origin, entries)
         arguments = (self._place(header), header, data)
         self._writer = threading.Thread(target=self._write, args=arguments, name="keep packed weights", daemon=True)
         self._writer.start()
@@ -123,8 +131,9 @@ class PackedCache:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         folder, unfinished = path.parent, ""
         try:
+            packed_files.remove_former(folder.parent, self._origin.name)
             packed_files.tidy(folder.parent, self._limit, room_for=data.size)
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(folder).free < 2 * data.size:
                 log.info("packed weights are not kept: %s has little room", folder)
                 return
@@ -132,6 +141,7 @@ class PackedCache:
                 dir=folder, prefix=f"{path.name}-", suffix=packed_files.UNFINISHED, delete=False
             ) as file:
                 unfinished = file.name
+                packed_files.hold(file)
                 file.write(header)
                 digest = _DIGEST()
                 for begin in range(0, data.size, _CHUNK_BYTES):
@@ -143,7 +153,7 @@ class PackedCache:
                     file.flush()
                 _seal(file, len(header) + data.size, digest.digest())
                 os.fsync(file.fileno())
-            os.replace(unfinished, path)
+                os.replace(unfinished, path)
             unfinished = ""
             log.info("packed weights are kept in %s, so that the next load maps them", path)
         except OSError as error:
@@ -186,8 +196,8 @@ def _seal(file: IO[bytes], offset: int, digest: bytes) -> None:
     os.utime(file.fileno(), ns=(changed_at, changed_at))
 
 
-def _header(model: Path, entries: Sequence[Entry]) -> bytes:
+def _header(origin: Origin, entries: Sequence[Entry]) -> bytes:
     """Whole pages, so that the data begins one."""
     table: list[Any] = [[e.names, e.type_name, e.shape, e.offset, e.n_bytes] for e in entries]
-    text = _MAGIC + json.dumps({"of": model.name, "layout": LAYOUT, "tensors": table}).encode() + b"\n"
+    text = _MAGIC + json.dumps({"of": origin.name, "layout": LAYOUT, "tensors": table}).encode() + b"\n"
     return text.ljust(-(-len(text) // mmap.PAGESIZE) * mmap.PAGESIZE)

@@ -261,9 +261,9 @@ class Weights:
         packed = self._packed(packer)
         entries = self._entries(packed)
         n_bytes = sum(entry.n_bytes for entry in entries)
+        source = np.frombuffer(self._mapped, np.uint8).ctypes.data  # first: there may be no cache for what was opened here
 
         def is_sound(data: Bytes) -> bool:
-            source = np.frombuffer(self._mapped, np.uint8).ctypes.data
             return all(
                 packer.is_of(source, weight.parts, data.ctypes.data + entry.offset)
                 for weight, entry in zip(packed, entries, strict=True)
@@ -288,6 +288,8 @@ class Weights:
     @cached_property
     def _mapped(self) -> mmap.mmap:
         with open(self._file.path, "rb") as source:
+            if self._cache and not self._cache.is_of(source.fileno()):
+                self._cache = None
             return mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
 
     def load(self, progress: Callable[[float], None]) -> None:

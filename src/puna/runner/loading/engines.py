@@ -177,6 +177,7 @@ def _open_with_puna(file: GGUFFile, options: LoadOptions, n_threads: int, choice
         flash_attention=options.flash_attention,
         kernels=wanted(),
         packed_cache_bytes=settings.load().packed_cache,
+        models=Path(options.models) if options.models else None,
     )
     try:
         facts.require_plain({kind.ggml_name for kind in backend.tensor_types})

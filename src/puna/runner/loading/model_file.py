@@ -65,7 +65,7 @@ class ModelFile:
             found = self.path.stat()
         except OSError:
             return ()  # opening it says why
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def close(self) -> None:
         if self._tokenizer is not None:  # first: it may still read the file

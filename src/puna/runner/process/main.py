@@ -178,7 +178,7 @@ def _load_request(args: argparse.Namespace) -> LoadRequest:
         "image_cache_bytes",
     )
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return LoadRequest(operation="commit", options=LoadOptions(**given))
+    return LoadRequest(operation="commit", options=LoadOptions(models=str(settings.load().models), **given))
 
 
 def _make_engine(model_path: Path, trace: Path | None) -> EngineService:

@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from puna import wire
+from puna.api.options import Options
 from puna.cluster.head.description import described
 from puna.cluster.head.line import Line
 from puna.cluster.messages import (
@@ -38,8 +39,10 @@ from puna.cluster.messages import (
     read_frame,
 )
 from puna.cluster.node import files, service
+from puna.cluster.node.node import Node
 from puna.errors import BadRequest, DiskFull, NodeLost, NotFound
-from puna.settings import FOREVER
+from puna.llm.load import load_requirements
+from puna.settings import FOREVER, Settings
 from puna.store.store import Store
 from tests import clock
 from tests.patience import PATIENCE_S
@@ -445,3 +448,9 @@ def test_what_is_cancelled_before_it_began_is_nothing(tmp_path: Path) -> None:
 
     asyncio.run(play())
     gc.collect()  # who was never begun complains when it goes
+
+
+def test_packed_weights_of_files_in_a_shared_folder_are_kept_on_the_machine_that_computes(tmp_path: Path) -> None:
+    at_the_head, here = (Settings(models=tmp_path / name, warm_spare=False) for name in ("head", "here"))
+    wanted = Node(here)._here(load_requirements(Options(), at_the_head))
+    assert wanted.options.models == str(tmp_path / "here")

@@ -24,7 +24,7 @@ from tests.unit.runner.fake_engine import FakeEngine
 
 from puna.errors import FileFormatError
 from puna.guard import exit_with_parent
-from puna.runner.process.main import parse
+from puna.runner.process.main import _load_request, parse
 from puna.runner.process.starting import StartingEngine
 from puna.wire import Failed, LoadOptions, LoadRequest, decode_reply
 
@@ -189,9 +189,12 @@ def test_the_guard_passes_over_files() -> None:
         assert not exit_with_parent(null.fileno())
 
 
-def test_options_of_the_first_load() -> None:
+def test_options_of_the_first_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     args = parse(["--model", "m.gguf", "--load", "--n-ctx", "8192", "--kv-cache-type", "q8_0", "--no-mmap"])
     assert (args.n_ctx, args.kv_cache_type, args.use_mmap, args.n_batch) == (8192, "q8_0", False, None)
+    expected = LoadOptions(n_ctx=8192, kv_cache_type="q8_0", use_mmap=False, models=str(tmp_path))
+    assert _load_request(args) == LoadRequest(operation="commit", options=expected)
 
 
 def make_broken() -> FakeEngine:
