@@ -282,6 +282,10 @@ def test_vectors_and_scores(tmp_path: Path) -> None:
         assert engine.embed([]) == []
         with pytest.raises(UnsupportedModel):
             engine.score("fox", texts)
+        with pytest.raises(TypeError, match="texts must be a list, not bytes"):
+            engine.embed(b"fox")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="each of texts is a text, not int"):
+            engine.embed([1, 2])  # type: ignore[list-item]
     ranking = write_bert(tmp_path / "rank.gguf", seed=3, n_ctx=64, pooling=RANK)
     with Engine(ranking, models=tmp_path) as engine:
         scores = engine.score("fox", texts)
@@ -289,6 +293,12 @@ def test_vectors_and_scores(tmp_path: Path) -> None:
         assert [round(item.score, 6) for item in best] == [round(max(scores), 6)]
         assert best[0].document == texts[best[0].index]
         assert engine.score("fox", []) == []
+        with pytest.raises(TypeError, match="a query is a text, not NoneType"):
+            engine.score(None, texts)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="documents must be a list, not str"):
+            engine.rerank("fox", "a lazy dog")
+        with pytest.raises(BadRequest, match="top_n must not be negative: -1"):
+            engine.rerank("fox", texts, top_n=-1)
 
 
 def test_the_asynchronous_one_in_a_loop_that_is_running(model: Path, tmp_path: Path) -> None:

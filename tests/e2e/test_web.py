@@ -466,6 +466,24 @@ def test_an_error_is_said_and_the_answer_can_be_had_again(page: Page) -> None:
     expect(finished(page)).to_contain_text("Hi")
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('{"message": {"content": "Half"}}\n', "The answer broke off before its end."),
+        ('{"message": {"content": "Half"}}\n{"messa', "The connection to the server broke off."),
+    ],
+)
+def test_an_answer_that_breaks_off_says_so(page: Page, body: str, says: str) -> None:
+    page.route("**/api/chat", lambda route: route.fulfill(body=body, content_type="application/x-ndjson"))
+    answer = ask(page, "echo", "Hi")
+    expect(answer.locator(".prose")).to_have_text("Half")
+    expect(answer.locator(".notice")).to_have_text(says)
+    page.unroute("**/api/chat")
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".notice", has_text=says)).to_have_count(0)
+    expect(finished(page).locator(".prose")).to_contain_text("Hi")
+
+
 def test_without_the_libraries_it_chats_in_plain_text(browser: Browser, live: Live) -> None:
     with window(browser, live.url) as found:
         page = found.page

@@ -20,7 +20,7 @@ from puna.errors import BadRequest, NotFound, PunaError, UnsupportedModel
 from puna.llm.launch import for_one_model
 from puna.local.answers import Answer, Chunk, Ranked, answer_of, chunk_of
 from puna.local.batch import in_order
-from puna.local.parameters import Chat, Generate, Messages, chat_request, generate_request, listed
+from puna.local.parameters import Chat, Generate, Messages, chat_request, embedding_inputs, generate_request, listed
 from puna.local.progress import pull_progress
 from puna.server.answering.embedding import Embedded
 from puna.server.apis.collecting import AnswerBuilder, collect
@@ -158,9 +158,9 @@ class AsyncEngine:
     async def embed(self, texts: str | Sequence[str], *, dimensions: int = 0, truncate: bool = True) -> list[list[float]]:
         """A vector of length 1 for each text.
 
-        Errors: UnsupportedModel for a model that makes none; BadRequest for an empty text.
+        Errors: UnsupportedModel for a model that makes none; BadRequest for a text without a token.
         """
-        inputs: list[str | list[int]] = [texts] if isinstance(texts, str) else [*texts]
+        inputs = embedding_inputs([texts] if isinstance(texts, str) else texts, "texts")
         if not inputs:
             return []
         embedded = await self._embed(wire.EmbeddingRequest(inputs=inputs, dimensions=dimensions, truncate=truncate))
@@ -171,7 +171,9 @@ class AsyncEngine:
 
         Errors: UnsupportedModel for a model that does not rank.
         """
-        inputs: list[str | list[int]] = [*listed(documents, "documents")]
+        inputs = embedding_inputs(documents, "documents")
+        if not isinstance(query, str):
+            raise TypeError(f"a query is a text, not {type(query).__name__}")
         if not inputs:
             return []
         return probabilities((await self._embed(wire.EmbeddingRequest(inputs=inputs, query=query, truncate=truncate))).reply)
@@ -181,7 +183,7 @@ class AsyncEngine:
 
         Errors: as score.
         """
-        documents = listed(documents, "documents")
+        documents, top_n = listed(documents, "documents"), _count("top_n", top_n)
         scores = await self.score(query, documents)
         return [Ranked(index, scores[index], documents[index]) for index in best_first(scores, top_n)]
 

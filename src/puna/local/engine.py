@@ -98,7 +98,7 @@ class Engine:
     def embed(self, texts: str | Sequence[str], *, dimensions: int = 0, truncate: bool = True) -> list[list[float]]:
         """A vector of length 1 for each text.
 
-        Errors: UnsupportedModel for a model that makes none; BadRequest for an empty text.
+        Errors: UnsupportedModel for a model that makes none; BadRequest for a text without a token.
         """
         return self._loop.run(self._engine.embed(texts, dimensions=dimensions, truncate=truncate))
 

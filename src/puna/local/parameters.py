@@ -106,6 +106,15 @@ def listed(items: Iterable[T], what: str) -> list[T]:
     return [*items]
 
 
+def embedding_inputs(items: Iterable[Any], what: str) -> list[str | list[int]]:
+    """Also as the numbers of their tokens. Errors: as listed; TypeError for what is no text."""
+    found = listed(items, what)
+    for item in found:
+        if not isinstance(item, str | list):
+            raise TypeError(f"each of {what} is a text, not {_kind(item)}")
+    return found
+
+
 def _fields(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Options go into a field of their own. None is as if nothing were said."""
     unknown = next((name for name in given if name not in kind.__annotations__), None)

@@ -55,6 +55,7 @@ async function write(answer, request) {
         await store(conversation, message);
       }
     }
+    if (!message.stats) throw new Error("The answer broke off before its end.");
   } catch (error) {
     if (stopper.signal.aborted) message.stopped = true;
     else message.error = error.message;

@@ -123,7 +123,7 @@ export async function chatView(root, { id, openMenu, moved }) {
 
   async function edit(at, text) {
     await stopAnswer(conversation.id);
-    say(conversation, text, conversation.messages[at].images, at);
+    say(conversation, text, conversation.messages[at]?.images, at);
     answer();
   }
 

@@ -46,8 +46,13 @@ export async function json(path, options) {
 /** The values of a streamed answer; a line that is an error is thrown. */
 export async function* stream(path, options) {
   const response = await respond(path, options);
-  for await (const line of jsonLines(response.body)) {
-    if (line.error) throw new ServerError(String(line.error));
-    yield line;
+  try {
+    for await (const line of jsonLines(response.body)) {
+      if (line.error) throw new ServerError(String(line.error));
+      yield line;
+    }
+  } catch (error) {
+    if (error instanceof ServerError || options?.signal?.aborted) throw error;
+    throw new ServerError("The connection to the server broke off.");
   }
 }
