@@ -348,6 +348,24 @@ def test_a_folder_in_place_of_a_file_is_named_as_one(puna: Cli, tmp_path: Path, 
     assert done.stderr.startswith("Error: ./folder is a folder: a Modelfile with FROM ./folder ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["a/b/c/d/e"], "invalid model name: a/b/c/d/e"),
+        (["mine", "-q", "q9"], "unsupported quantization type Q9 - "),
+        (["mine", "--draft-quantize", "q9"], "unsupported quantization type Q9 - "),
+    ],
+)
+def test_create_refuses_what_it_can_before_it_reads_files(
+    puna: Cli, fake: FakeServer, tmp_path: Path, arguments: list[str], text: str
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "Modelfile").write_text("FROM ./m.gguf\n")
+    done = puna("create", *arguments)
+    assert (done.returncode, done.stderr[: len(text) + 7]) == (1, f"Error: {text}")
+    assert not fake.requests
+
+
 def test_create_without_a_modelfile_takes_the_folder(puna: Cli, fake: FakeServer, tmp_path: Path) -> None:
     assert "no Modelfile or safetensors files found" in puna("create", "mine").stderr
     for name in ("model-1.safetensors", "model-2.safetensors", "config.json", "stray.gguf"):
