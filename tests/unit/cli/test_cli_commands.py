@@ -137,6 +137,22 @@ def test_a_file_is_named_by_its_absolute_path(puna: Cli, fake: FakeServer, tmp_p
     assert not fake.requests
 
 
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&-"])
+def test_what_its_starter_has_closed_does_not_disturb_a_command(
+    fake: FakeServer, environment: dict[str, str], tmp_path: Path, closed: str
+) -> None:
+    for command in ("list", "show echo", "run echo hi", "rm echo"):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m puna {command} {closed}', sys.executable],
+            input=b"",
+            capture_output=True,
+            cwd=tmp_path,
+            env={**environment, "OLLAMA_HOST": fake.address.url},
+            timeout=PATIENCE_S,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_an_error_in_the_stream_ends_with_status_1(puna: Cli) -> None:
     done = puna("run", "broken", "so far")
     assert (done.returncode, done.stdout, done.stderr) == (1, "so far ", "Error: the model fell over\n")
