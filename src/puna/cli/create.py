@@ -9,6 +9,9 @@ import typer
 
 from puna.cli.connect import connected
 from puna.cli.progress import display, follow
+from puna.errors import InvalidName
+from puna.gguf.quantise import kind_named
+from puna.store.names import Name
 
 
 def create(
@@ -20,6 +23,7 @@ def create(
     """Make a model from a Modelfile."""
     from puna.cli import create_request
 
+    _check(model, quantize, draft_quantize)
     parsed, folder = create_request.read(file)
     for name in parsed.deprecated:
         print(f"warning: parameter {name} is deprecated", file=sys.stderr)
@@ -33,3 +37,16 @@ def create(
                 if paths:
                     request[field] = create_request.upload(client, paths, shown)
         follow(client.create(request))
+
+
+def _check(model: str, *kinds: str) -> None:
+    """Refuse what the server would refuse once it has all files.
+
+    Errors: InvalidName, or PunaError for a kind of weights that there is not.
+    """
+    try:
+        Name.parse(model)
+    except InvalidName as error:
+        raise InvalidName(f"{error}: {model}") from error
+    for kind in filter(None, kinds):
+        kind_named(kind)

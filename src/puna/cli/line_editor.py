@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import create_app_session
+from prompt_toolkit.application import create_app_session, get_app
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -96,7 +96,7 @@ class LineEditor:
         placeholder = _PLACEHOLDER_MORE if more else _PLACEHOLDER
         return self._session.prompt(
             "... " if more else ">>> ",
-            placeholder=FormattedText([("ansibrightblack", placeholder)]),
+            placeholder=lambda: FormattedText([] if get_app().is_done else [("ansibrightblack", placeholder)]),
         )
 
 

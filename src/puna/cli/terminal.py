@@ -58,7 +58,13 @@ def text_width(text: str) -> int:
 
 
 def accept_all_text() -> None:
-    """Let standard output and error take any text: what their encoding lacks becomes a question mark, not an exception."""
+    """Let standard output and error take any text: what their encoding lacks becomes a question mark, not an exception.
+
+    One that whoever started this has closed takes it, too, and keeps nothing.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as this process lasts
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

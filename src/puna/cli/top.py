@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -16,11 +16,13 @@ from puna.api.client import Client
 from puna.cli.connect import connected
 from puna.cli.format import human_bytes, processor
 from puna.cli.options import JsonFlag
+from puna.cli.progress import shortened
 from puna.cli.table import table
-from puna.cli.terminal import can_draw, printable, safe
+from puna.cli.terminal import can_draw, columns, printable, safe
 
 _HEADING = ("NAME", "SIZE", "PROCESSOR", "RUNNING", "WAITING", "TOKENS/S", "PROMPT/S", "REUSED", "CACHE", "HOST CACHE", "STEPS/S")
 _SHORTEST_S = 0.1
+_NAME_SHARE, _SHORTEST_NAME = 4, 20
 
 Samples = Mapping[str, Mapping[str, float]]  # by metric and model
 
@@ -69,7 +71,8 @@ def _draw(looks: Iterator[list[Row]]) -> None:
 
     with Live(Text("looking…"), screen=True, auto_refresh=False) as live:
         for rows in looks:
-            live.update(Text(printable(_text(rows)) + "\nCtrl-C ends this"), refresh=True)
+            text = printable(_text([_narrower(row, columns()) for row in rows])) + "\nCtrl-C ends this"
+            live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
 
 
 def _looks(client: Client, interval: float) -> Iterator[list[Row]]:
@@ -137,6 +140,11 @@ def _text(rows: list[Row]) -> str:
     if not rows:
         return "no model is loaded\n"
     return table([_HEADING, *map(_cells, rows)])
+
+
+def _narrower(row: Row, width: int) -> Row:
+    """A path in place of a name leaves room for the numbers."""
+    return replace(row, name=shortened(row.name, max(width // _NAME_SHARE, _SHORTEST_NAME)))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

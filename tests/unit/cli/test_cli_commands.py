@@ -137,6 +137,22 @@ def test_a_file_is_named_by_its_absolute_path(puna: Cli, fake: FakeServer, tmp_p
     assert not fake.requests
 
 
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&-"])
+def test_what_its_starter_has_closed_does_not_disturb_a_command(
+    fake: FakeServer, environment: dict[str, str], tmp_path: Path, closed: str
+) -> None:
+    for command in ("list", "show echo", "run echo hi", "rm echo"):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m puna {command} {closed}', sys.executable],
+            input=b"",
+            capture_output=True,
+            cwd=tmp_path,
+            env={**environment, "OLLAMA_HOST": fake.address.url},
+            timeout=PATIENCE_S,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_an_error_in_the_stream_ends_with_status_1(puna: Cli) -> None:
     done = puna("run", "broken", "so far")
     assert (done.returncode, done.stdout, done.stderr) == (1, "so far ", "Error: the model fell over\n")
@@ -346,6 +362,24 @@ def test_a_folder_in_place_of_a_file_is_named_as_one(puna: Cli, tmp_path: Path, 
     done = puna(*command)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ./folder is a folder: a Modelfile with FROM ./folder ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["a/b/c/d/e"], "invalid model name: a/b/c/d/e"),
+        (["mine", "-q", "q9"], "unsupported quantization type Q9 - "),
+        (["mine", "--draft-quantize", "q9"], "unsupported quantization type Q9 - "),
+    ],
+)
+def test_create_refuses_what_it_can_before_it_reads_files(
+    puna: Cli, fake: FakeServer, tmp_path: Path, arguments: list[str], text: str
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "Modelfile").write_text("FROM ./m.gguf\n")
+    done = puna("create", *arguments)
+    assert (done.returncode, done.stderr[: len(text) + 7]) == (1, f"Error: {text}")
+    assert not fake.requests
 
 
 def test_create_without_a_modelfile_takes_the_folder(puna: Cli, fake: FakeServer, tmp_path: Path) -> None:

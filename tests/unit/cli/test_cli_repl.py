@@ -69,8 +69,10 @@ def test_options_of_the_command_line_hold_for_the_session(env: dict[str, str], t
 
 
 def test_ctrl_d_leaves(repl: Screen) -> None:
+    repl.wait_for("Send a message (/? for help)")
     repl.send(CTRL_D)
     assert repl.wait_for_end()[1] == 0
+    assert repl.lines[-1] == ">>>"  # what was only a hint does not stay on the screen
 
 
 def test_ctrl_c_at_the_prompt_drops_the_line(repl: Screen, fake: FakeServer) -> None:

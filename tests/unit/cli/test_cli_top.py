@@ -14,7 +14,7 @@ from tests.unit.cli.pty_driver import terminal
 from tests.unit.server.apis.test_native import HI
 from tests.unit.server.live import Live
 
-from puna.cli.top import rows_of, samples
+from puna.cli.top import _narrower, rows_of, samples
 
 BEFORE = """
 puna_runner_tokens_total{model="a:latest"} 1000.0
@@ -95,6 +95,24 @@ def test_on_a_terminal_it_goes_on_until_ctrl_c(live: Live, tmp_path: Path) -> No
             screen.wait_for("Ctrl-C ends this")
             screen.send("\x03")
             assert screen.wait_for_end()[1] == 0
+
+
+def test_on_a_narrow_terminal_each_model_is_one_line(live: Live, tmp_path: Path) -> None:
+    with live.running():
+        live.post("/api/chat", {"model": "hello", "messages": HI})
+        with terminal("top", "--interval", "0.1", env=environment(live), cwd=tmp_path, columns=60) as screen:
+            shown = screen.wait_for("Ctrl-C ends this")
+            heading, row, _ = [line for line in shown.splitlines() if line.strip()][-3:]
+            assert heading.split("looking…")[-1].split()[:3] == ["NAME", "SIZE", "PROCESSOR"]
+            assert row.startswith("hello:latest ")
+            screen.send("\x03")
+            assert screen.wait_for_end()[1] == 0
+
+
+def test_a_path_leaves_room_for_numbers() -> None:
+    (row,) = rows_of([{**MODEL, "name": "/a/long/path/to/some/model.gguf"}], {}, {}, 1.0)
+    assert _narrower(row, 80).name == "/a/long/pa…odel.gguf"
+    assert _narrower(row, 200) == row
 
 
 def test_no_server_is_an_error_with_the_next_step() -> None:
