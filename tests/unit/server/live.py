@@ -17,6 +17,7 @@ import uvloop
 from puna.llm.runner import Runner
 from puna.server.app import create_app
 from puna.server.placing.scheduler import Scheduler
+from puna.server.process.connections import Connections
 from puna.server.process.serve import make_server
 from puna.settings import Address, Settings
 from puna.store.recipe import Recipe
@@ -46,6 +47,12 @@ class Live:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> Connections:
+        protocol: Any = self.server.config.http
+        found: Connections = protocol.keywords["registry"]
+        return found
 
     async def _launch(self, model_path: Path) -> Runner:
         return await Runner.start(fake_command(self.scripts[model_path]))

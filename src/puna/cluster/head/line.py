@@ -72,6 +72,7 @@ class Line:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: tuple[str, int, str]) -> None:
         self.node = self.version = ""
+        self.lost_after_s = LOST_AFTER_S
         self._reader, self._writer, self._address = reader, writer, address
         self._numbers = itertools.count(1)
         self._open: dict[int, _Mailbox] = {}
@@ -212,9 +213,9 @@ class Line:
     async def _read(self) -> None:
         try:
             while True:
-                self._take(messages.decode_reply(await read_frame(self._reader, MAX_FRAME_BYTES, LOST_AFTER_S)))
+                self._take(messages.decode_reply(await read_frame(self._reader, MAX_FRAME_BYTES, self.lost_after_s)))
         except TimeoutError:
-            self._break(NodeLost(f"the node {self.node} has said nothing for {LOST_AFTER_S:g} s"))
+            self._break(NodeLost(f"the node {self.node} has said nothing for {self.lost_after_s:g} s"))
         except (OSError, BadRequest) as error:
             self._break(NodeLost(f"the node {self.node} was lost: {error}"))
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,10 +66,11 @@ class Connection(Protocol):
 
 
 class Connections:
-    """All of one server. Belongs to one event loop."""
+    """All of one server. Belongs to one event loop. *clock* tells the seconds that patience is measured in."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
+        self.clock = clock
         self._all: set[Connection] = set()
         self._n_of_peer: Counter[str] = Counter()
         # Those that may be made to leave, first come first: without a whole head, and without a whole body.
@@ -125,12 +128,16 @@ class Connections:
 
     def _schedule(self) -> None:
         pause_s = min(self.limits.patience_s / _POLLS_PER_TIMEOUT, _LONGEST_POLL_S)
-        self._sweep = asyncio.get_running_loop().call_later(pause_s, self._check_all)
+        self._sweep = asyncio.get_running_loop().call_later(pause_s, self._check_regularly)
 
-    def _check_all(self) -> None:
+    def _check_regularly(self) -> None:
         self._sweep = None
-        now = asyncio.get_running_loop().time()
-        for connection in list(self._all):
-            connection.check(now)
+        self.check()
         if self._all:
             self._schedule()
+
+    def check(self) -> None:
+        """Whoever has kept us waiting for too long leaves."""
+        now = self.clock()
+        for connection in list(self._all):
+            connection.check(now)

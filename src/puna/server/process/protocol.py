@@ -63,7 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
-        self._since = self._read_at = self.loop.time()
+        self._since = self._read_at = self._registry.clock()
         probe(transport.get_extra_info("socket"), max(_GONE_AFTER_S, _GONE_AFTER * self._registry.limits.patience_s))
         if not self._registry.admit(self):
             self._close_with(HTTPStatus.SERVICE_UNAVAILABLE)
@@ -141,7 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading = what
         if what is not Reading.BODY:
             self._n_head = 0
-        self._since, self._n_window = self.loop.time(), 0
+        self._since, self._n_window = self._registry.clock(), 0
         if what is Reading.WHOLE or self._is_answering_another:
             self._registry.keep(self)
         elif what is Reading.BODY:

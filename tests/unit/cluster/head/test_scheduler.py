@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from puna import wire
-from puna.cluster.head import line
 from puna.cluster.head.description import described
 from puna.cluster.head.scheduler import ClusterScheduler
 from puna.cluster.messages import WINDOW
@@ -81,17 +80,17 @@ def test_a_runner_that_crashes_is_not_tried_on_the_next_machine(tmp_path: Path) 
     asyncio.run(play())
 
 
-def test_a_node_that_says_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "LOST_AFTER_S", 1.0)
-
+def test_a_node_that_says_nothing_is_lost(tmp_path: Path) -> None:
     async def play() -> None:
         async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
             model = machines.script()
             machines.script(node="a", hang_at_piece=0)
             request = asyncio.create_task(ask(head, model))
             await wait_for_event(tmp_path / "a.model", "complete")
-            reporting = machines.machines_["a"].service._reporting
+            reporting, line = machines.machines_["a"].service._reporting, head.nodes["a"].line
             assert reporting is not None
+            assert line is not None
+            line.lost_after_s = 0.5
             reporting.cancel()  # its connections stay open, as those of a machine without power do
             told = await request
             assert told.text == "Hello world"
@@ -127,13 +126,13 @@ def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
 def test_who_leaves_early_cancels_the_request_on_its_node(tmp_path: Path) -> None:
     async def play() -> None:
         async with fleet(tmp_path, "a") as machines, machines.head() as head:
-            model = machines.script(n_pieces=1000, piece_delay_s=0.01)
+            model = machines.script(n_pieces=100_000, piece_delay_s=0.01)
             async with head.acquire(model, requirements()) as acquired:
                 replies = acquired.runner.complete(wire.CompletionRequest(prompt="why"))
                 await anext(replies)
                 await replies.aclose()
                 await wait_for_event(tmp_path / "model", "cancelled")
-            assert events(tmp_path / "model")[-1][1] < 1000
+            assert events(tmp_path / "model")[-1][1] < 100_000
             await until(lambda: all(replica.n_busy == 0 for replica in head.models.replicas()))
 
     asyncio.run(play())
@@ -241,10 +240,12 @@ def test_a_queue_brings_another_replica_and_quiet_takes_it_away(tmp_path: Path) 
     async def play() -> None:
         demand = lambda: Demand(start_after_s=0.0, drain_after_s=0.0)  # noqa: E731
         async with fleet(tmp_path, "a", "b") as machines, machines.head(demand=demand) as head:
-            model = machines.script(n_pieces=200, piece_delay_s=0.02)
+            gate = tmp_path / "gate"
+            model = machines.script(gate=str(gate))
             options = requirements(n_parallel=1)
             requests = [asyncio.create_task(ask(head, model, f"why {n}", options=options)) for n in range(3)]
             await until(lambda: sum(replica.is_usable for replica in head.models.replicas()) == 2)
+            gate.touch()
             assert all(told.error is None for told in await asyncio.gather(*requests))
             await until(lambda: len(list(head.models.replicas())) == 1)
             assert (await ask(head, model, options=options)).error is None
@@ -256,16 +257,18 @@ def test_a_node_that_retires_finishes_what_it_has_and_takes_no_more(tmp_path: Pa
     async def play() -> None:
         async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
             model = machines.script(pieces=["from b"])
-            machines.script(node="a", n_pieces=50, piece_delay_s=0.02)
+            gate = tmp_path / "gate"
+            machines.script(node="a", n_pieces=50, gate=str(gate))
             running = asyncio.create_task(ask(head, model))
             await wait_for_event(tmp_path / "a.model", "complete")
             machines.machines_["a"].service.retire()
             # At once, and so before the head has heard of it, too.
             assert {(await ask(head, model)).text for _ in range(3)} == {"from b"}
             assert not machines.machines_["a"].is_idle.is_set()
+            gate.touch()
             told = await running
             assert (told.n_pieces, told.error) == (50, None)
-            await asyncio.wait_for(machines.machines_["a"].is_idle.wait(), 60)
+            await until(machines.machines_["a"].is_idle.is_set)
             assert not head.n_moved
 
     asyncio.run(play())
@@ -317,11 +320,13 @@ def test_a_node_that_has_retired_is_not_started_again_by_an_older_head(tmp_path:
 def test_loads_of_another_head_count_and_ones_own_count_at_once(tmp_path: Path) -> None:
     async def play() -> None:
         async with fleet(tmp_path, "a") as machines, machines.head() as head, machines.head() as other:
-            model = machines.script(n_pieces=300, piece_delay_s=0.01)
+            gate = tmp_path / "gate"
+            model = machines.script(gate=str(gate))
             requests = [asyncio.create_task(ask(other, model)) for _ in range(2)]
             key = str(model.model_path)
             await until(lambda: key in head.nodes["a"].replicas and head.nodes["a"].replicas[key].n_busy == 2)
             assert other.nodes["a"].replicas[key].n_busy == 2
+            gate.touch()
             assert all(told.error is None for told in await asyncio.gather(*requests))
             await until(lambda: head.nodes["a"].replicas[key].n_busy == other.nodes["a"].replicas[key].n_busy == 0)
 
@@ -347,12 +352,18 @@ def test_who_has_its_place_is_answered_while_another_model_waits_for_that(tmp_pa
 def test_a_request_counts_once_among_those_that_may_wait(tmp_path: Path) -> None:
     async def play() -> None:
         async with fleet(tmp_path, "a", max_queue=4) as machines, machines.head() as head:
-            model, options = machines.script(n_pieces=20, piece_delay_s=0.02), requirements(n_parallel=1)
+            gate = tmp_path / "gate"
+            gate.touch()
+            model, options = machines.script(gate=str(gate)), requirements(n_parallel=1)
             first = asyncio.create_task(ask(head, model, options=options))
             await wait_for_event(tmp_path / "model", "complete")
             found = [await first, *await asyncio.gather(*(ask(head, model, options=options) for _ in range(5)))]
             assert [told.error for told in found] == [None] * 6
-            errors = [told.error for told in await asyncio.gather(*(ask(head, model, options=options) for _ in range(9)))]
+            gate.unlink()
+            many = [asyncio.create_task(ask(head, model, options=options)) for _ in range(9)]
+            await until(lambda: sum(task.done() for task in many) == 4)
+            gate.touch()
+            errors = [told.error for told in await asyncio.gather(*many)]
             assert [type(error) for error in errors if error] == [Overloaded] * 4
 
     asyncio.run(play())

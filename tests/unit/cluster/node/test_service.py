@@ -227,8 +227,9 @@ def test_a_path_counts_where_the_file_has_the_same_length(tmp_path: Path, n_byte
 def test_a_node_without_any_head_ends_after_a_while(tmp_path: Path) -> None:
     async def play() -> None:
         async with fleet(tmp_path) as machines:
-            machine = await machines.add("a", grace_s=0.5)
+            machine = await machines.add("a")
             async with machines.head() as head:
+                machine.service._grace_s = 0.5
                 await asyncio.sleep(1.5)
                 assert (await ask(head, machines.script())).text
                 assert not machine.is_idle.is_set()
@@ -245,7 +246,7 @@ def test_a_delivery_ends_with_the_line_to_its_node(tmp_path: Path) -> None:
             async with await asyncio.start_server(lambda _, writer: kept.append(writer), "127.0.0.1", 0) as silent:
                 line._address = ("127.0.0.1", silent.sockets[0].getsockname()[1], KEY)
                 delivery = asyncio.create_task(line.deliver(blob(tmp_path, b"x").model_path, "sha256:" + "0" * 64, 1))
-                await asyncio.sleep(0.1)
+                await until(lambda: kept)
                 line.lose("it has no power")
                 with pytest.raises(NodeLost, match="no power"):
                     await asyncio.wait_for(delivery, PATIENCE_S)

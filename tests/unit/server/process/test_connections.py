@@ -8,7 +8,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,64 @@ from typing import Any
 import pytest
 
 from puna.server.process import protocol
-from puna.server.process.connections import Connections, Limits
-from tests.patience import PATIENCE_S as LONG_S
-from tests.patience import wait_until
+from puna.server.process.connections import LINGER_S, Connections, Limits
+from puna.server.process.protocol import BoundedProtocol, Reading
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.llm.scripted import events
 from tests.unit.server.live import Live
 
-PATIENCE_S = 0.4
 FAR_TOO_MUCH = 64 << 20
+
+
+class Clock:
+    """By which a server's patience is measured. Only a test has it run ahead, so no connection waits for long by chance."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+def patient(folder: Path) -> Live:
+    """With a clock that can be put forward."""
+    live = Live(folder, client_timeout=PATIENCE_S)
+    live.connections.clock = Clock()
+    return live
+
+
+def in_loop(live: Live, action: Callable[[], None]) -> None:
+    async def act() -> None:
+        action()
+
+    asyncio.run_coroutine_threadsafe(act(), live.loop).result(PATIENCE_S)
+
+
+def let_pass(live: Live, seconds: float) -> None:
+    """And have the connections looked at."""
+    clock = live.connections.clock
+    assert isinstance(clock, Clock)
+    clock.ahead_s += seconds
+    in_loop(live, live.connections.check)
+
+
+def server_end(live: Live, connection: socket.socket) -> BoundedProtocol:
+    """Once the server has it."""
+    name = connection.getsockname()
+    found: list[Any] = []
+
+    def look() -> bool:
+        found[:] = [end for end in list(live.connections._all) if getattr(end, "client", None) == name]
+        return bool(found)
+
+    wait_until(look)
+    end: BoundedProtocol = found[0]
+    return end
 
 
 @contextmanager
 def connected(live: Live, data: bytes = b"") -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", live.port)) as connection:
-        connection.settimeout(LONG_S)
+        connection.settimeout(PATIENCE_S)
         connection.sendall(data)
         yield connection
 
@@ -45,12 +89,11 @@ def rest_of(connection: socket.socket) -> bytes:
     return found
 
 
-def is_hung_up_on(connection: socket.socket, parts: Iterable[bytes], pause_s: float = 0.0) -> bool:
+def is_hung_up_on(connection: socket.socket, parts: Iterable[bytes]) -> bool:
     """Whether the other side ends it while all this is sent."""
     try:
         for part in parts:
             connection.sendall(part)
-            time.sleep(pause_s)
     except OSError:
         return True
     return False
@@ -58,7 +101,7 @@ def is_hung_up_on(connection: socket.socket, parts: Iterable[bytes], pause_s: fl
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    server = Live(tmp_path_factory.mktemp("strangers"), client_timeout=PATIENCE_S)
+    server = patient(tmp_path_factory.mktemp("strangers"))
     server.add("hello")
     with server.running():
         yield server
@@ -71,33 +114,54 @@ def chat(live: Live) -> str:
 
 def test_who_says_nothing_is_hung_up_on(live: Live) -> None:
     with connected(live) as silent:
+        server_end(live, silent)
+        let_pass(live, PATIENCE_S + 1)
         assert rest_of(silent) == b""
 
 
 @pytest.mark.parametrize("head", [b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n"])
 def test_half_a_head_is_not_waited_for(live: Live, head: bytes) -> None:
     with connected(live, head) as slow:
+        end = server_end(live, slow)
+        wait_until(lambda: end._reading is Reading.HEAD)
+        let_pass(live, PATIENCE_S + 1)
         assert rest_of(slow).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for_either(live: Live) -> None:
+    def parts() -> Iterator[bytes]:
+        for byte in b"GET / HTTP/1.1\r\nx: " + b"x" * 1000:
+            yield bytes([byte])
+            let_pass(live, PATIENCE_S / 20)
+
     with connected(live) as slow:
-        assert is_hung_up_on(slow, [bytes([byte]) for byte in b"GET / HTTP/1.1\r\nx: " + b"x" * 1000], PATIENCE_S / 20)
+        assert is_hung_up_on(slow, parts())
 
 
 def test_half_a_body_is_not_waited_for(live: Live) -> None:
     with connected(live, b"POST /api/chat HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{") as slow:
+        end = server_end(live, slow)
+        wait_until(lambda: end._reading is Reading.BODY)
+        let_pass(live, PATIENCE_S + 1)
         assert rest_of(slow).startswith(b"HTTP/1.1 408 ")
     assert chat(live) == "Hello world"
+
+
+def send_slowly(live: Live, connection: socket.socket, body: bytes, pause_s: float) -> None:
+    """In so many parts, with a pause after each that has come."""
+    end, n = server_end(live, connection), len(body) // 20
+    for begin in range(0, len(body), n):
+        connection.sendall(body[begin : begin + n])
+        n_sent = min(begin + n, len(body))
+        if n_sent < len(body):
+            wait_until(lambda n_sent=n_sent: end._n_body == n_sent or end._reading is Reading.CLOSING)  # type: ignore[misc]
+            let_pass(live, pause_s)
 
 
 def test_a_body_that_goes_on_is_waited_for(live: Live) -> None:
     body = json.dumps({"model": "hello", "prompt": "hi" * 20_000, "stream": False}).encode()
     with connected(live, b"POST /api/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)) as slow:
-        n = len(body) // 20 + 1
-        for begin in range(0, len(body), n):
-            slow.sendall(body[begin : begin + n])
-            time.sleep(PATIENCE_S / 8)
+        send_slowly(live, slow, body, 0.6 * PATIENCE_S)
         assert slow.recv(20).startswith(b"HTTP/1.1 200 ")
 
 
@@ -142,13 +206,18 @@ def test_requests_that_are_sent_in_advance_are_few(tmp_path: Path) -> None:
 
 
 def test_who_reads_nothing_does_not_hold_a_model(tmp_path: Path) -> None:
-    live = Live(tmp_path, client_timeout=PATIENCE_S)
+    live = patient(tmp_path)
     script = live.add("flood", pieces=["x" * 100_000] * 2000)
     body = json.dumps({"model": "flood", "prompt": "hi"}).encode()
     with live.running(), connected(live) as deaf:
         deaf.sendall(b"POST /api/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         wait_until(lambda: [event for event in events(script) if event[0] == "complete"])
-        wait_until(lambda: not live.scheduler.models[live.store.get("flood").model_path].n_users)
+
+        def is_free() -> bool:
+            let_pass(live, PATIENCE_S / 4)
+            return not live.scheduler.models[live.store.get("flood").model_path].n_users
+
+        wait_until(is_free)
         assert live.client.get("/").status_code == 200
 
 
@@ -170,17 +239,31 @@ def test_a_client_whose_machine_has_no_power_does_not_hold_a_model_for_long(live
 
 
 def test_who_reads_slowly_gets_all(tmp_path: Path) -> None:
-    live = Live(tmp_path, client_timeout=2.0)
-    live.add("flood", pieces=["x" * 100_000] * 200)
+    """However long that takes, as long as there is less to be read each time that the server looks."""
+    live = patient(tmp_path)
+    live.add("flood", pieces=["x" * 15_000_000])  # at once, so that what is unread only becomes less
     body = json.dumps({"model": "flood", "prompt": "hi"}).encode()
-    n_read, last = 0, b""
+    n_read, last, n_pauses = 0, b"", 0
     with live.running(), connected(live) as slow:
+        end, clock = server_end(live, slow), live.connections.clock
+        assert isinstance(clock, Clock)
+
+        def pause() -> None:
+            nonlocal n_pauses
+            if 0 < end.transport.get_write_buffer_size() < end._n_unread:
+                n_pauses += 1
+                clock.ahead_s += 0.6 * PATIENCE_S
+            live.connections.check()
+
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # the system holds little of the answer
         slow.sendall(b"POST /api/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         while not last.endswith(b"0\r\n\r\n"):
-            last = slow.recv(1 << 20)
+            last = slow.recv(1 << 16)
+            assert last, "the server has hung up"
             n_read += len(last)
-            time.sleep(0.05)
-    assert n_read > 20_000_000
+            in_loop(live, pause)
+    assert n_read > 15_000_000
+    assert n_pauses * 0.6 > 1.0
 
 
 def test_an_answer_that_comes_before_the_whole_body_can_be_read(tmp_path: Path) -> None:
@@ -192,17 +275,14 @@ def test_an_answer_that_comes_before_the_whole_body_can_be_read(tmp_path: Path) 
         assert answer.startswith(b"HTTP/1.1 401 ")
 
 
-def test_a_blob_that_is_there_already_may_be_sent_to_its_end(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_is_there_already_may_be_sent_to_its_end(live: Live) -> None:
     """Whoever sends it cannot stop half way, and would take a connection that breaks off for a failure."""
-    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
     data = b"x" * 200_000
     path = f"/api/blobs/sha256:{hashlib.sha256(data).hexdigest()}"
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode()
     for status in (b"201", b"200"):
         with connected(live, head) as slow:
-            for begin in range(0, len(data), len(data) // 10):
-                slow.sendall(data[begin : begin + len(data) // 10])
-                time.sleep(PATIENCE_S / 4)
+            send_slowly(live, slow, data, 2 * LINGER_S)
             assert slow.recv(12) == b"HTTP/1.1 " + status
 
 
@@ -230,7 +310,7 @@ class Peer(Live):
     def post(self, path: str, body: Any, **more: Any) -> Any:
         import httpx
 
-        return httpx.post(self.url + path, json=body, timeout=LONG_S)
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE_S)
 
 
 def _is_closed(connection: socket.socket) -> bool:
