@@ -53,9 +53,9 @@ async def answers(runner: Runner) -> bool:
     return isinstance(replies[-1], wire.Done)
 
 
-async def no_process_is_left() -> None:
-    """One whose start was interrupted is killed at once, and reaped a moment later."""
-    await until(lambda: not psutil.Process().children())
+async def no_process_is_left(before: list[psutil.Process]) -> None:
+    """But for those that were there *before*. One whose start was interrupted is killed at once, and reaped a moment later."""
+    await until(lambda: set(psutil.Process().children()) <= set(before))
 
 
 def is_gone(pid: int) -> bool:
@@ -244,10 +244,11 @@ def test_closing_leaves_no_process(wait_s: float) -> None:
     """Whether it is being started or idle."""
 
     async def scenario() -> None:
+        before = psutil.Process().children()
         async with spare_of() as spare:
             spare.start()
             await asyncio.sleep(wait_s)
-        await no_process_is_left()
+        await no_process_is_left(before)
         with pytest.raises(LoadError, match="shutting down"):
             await spare.launch(MODEL)
         spare.start()
@@ -258,6 +259,7 @@ def test_closing_leaves_no_process(wait_s: float) -> None:
 
 def test_a_launch_that_is_cancelled_leaves_no_process() -> None:
     async def scenario() -> None:
+        before = psutil.Process().children()
         for wait_s in (0.0, 0.05, 0.3):
             async with spare_of(refill=False) as spare:
                 spare.start()
@@ -267,7 +269,7 @@ def test_a_launch_that_is_cancelled_leaves_no_process() -> None:
                 await asyncio.wait({launch})
                 if not launch.cancelled():
                     await launch.result().close()
-            await no_process_is_left()
+            await no_process_is_left(before)
 
     uvloop.run(scenario())
 

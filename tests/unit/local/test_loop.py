@@ -95,10 +95,16 @@ def test_another_thread_and_a_program_with_a_handler_of_its_own_are_left_alone(l
     thread = threading.Thread(target=lambda: seen.append(loop.run(Work(0.01).run())))
     thread.start()
     thread.join(PATIENCE_S)
+
+    async def until_interrupted() -> str:
+        interrupt()
+        while "theirs" not in seen:
+            await asyncio.sleep(0.01)
+        return "went on"
+
     before = signal.signal(signal.SIGINT, lambda *_: seen.append("theirs"))
     try:
-        threading.Timer(0.05, interrupt).start()
-        assert loop.run(Work(0.5).run()) == "done"
+        assert loop.run(until_interrupted()) == "went on"
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == ["done", "theirs"]

@@ -4,9 +4,11 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from puna.errors import NativeLibraryError
 from puna.native import cache, cpu, products, selftest
 from puna.native.providers import Provider
 from puna.native.selftest import Combination, Verdict
+from tests.patience import PATIENCE_S, wait_until
 
 # A throwaway process with two buffer types and three tensor types that misbehaves as its settings say.
 CHILD = """
@@ -44,7 +47,8 @@ for name in ("CPU f32", "CPU q4", "CPU q8", "FAST q4", "FAST q8"):
         print('{"buffer_type": "CPU", "tens', end="", flush=True)
         os.kill(os.getpid(), settings["signal"])
     if name == settings.get("hang"):
-        time.sleep(60)
+        (folder / f"hangs-{os.getpid()}").touch()
+        time.sleep(600)
     if name == settings.get("wrong"):
         say(buffer_type=buffer_type, tensor_type=tensor_type, status="broken", reason="wrong result")
     else:
@@ -137,6 +141,17 @@ def test_a_type_that_dies_only_together_with_others_is_still_named(tmp_path: Pat
 
 
 def test_a_child_that_hangs_is_broken_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others end within that time, however long they take to start."""
+
+    class Waited(subprocess.Popen[bytes]):
+        """Time counts once it hangs."""
+
+        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+            hangs = tmp_path / f"hangs-{self.pid}"
+            wait_until(lambda: hangs.exists() or self.poll() is not None)
+            return super().communicate(input, timeout if hangs.exists() else PATIENCE_S)
+
+    monkeypatch.setattr(subprocess, "Popen", Waited)
     monkeypatch.setattr(selftest, "TIMEOUT_S", 1.0)
     fake = Fake(tmp_path, hang="FAST q4")
     assert _broken(selftest.examine(fake.command)) == {"FAST q4": "no answer within 1 s"}

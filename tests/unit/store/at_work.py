@@ -32,6 +32,7 @@ from puna.store.sources.packages import pypi
 from puna.store.sources.packages.pip import Wheel
 from puna.store.sources.web import download
 from puna.store.store import Store
+from tests.patience import PATIENCE_S
 from tests.registries import Registry
 from tests.unit.store.faults import watching
 from tests.unit.store.gguf_files import write_model
@@ -189,7 +190,7 @@ def main(folder: Path, seed: int, n_workers: int, n_steps: int, n_kills: int) ->
     rng = random.Random(seed)
     problems: list[str] = []
     running = {forked(lambda i=i: Worker(folder, i, seed * 1000 + i).run(n_steps)): i for i in range(n_workers)}  # type: ignore[misc]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while running:
         age(folder / "models")
         if n_kills and rng.random() < 0.3:

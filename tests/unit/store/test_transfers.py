@@ -67,7 +67,7 @@ def test_work_that_no_thread_could_begin_is_begun_by_the_next() -> None:
             with pytest.raises(RuntimeError):
                 await collect(transfers, "x", None)
         work = collect(transfers, "x", lambda report: report(Progress("a")))
-        return await asyncio.wait_for(work, PATIENCE_S / 12)
+        return await asyncio.wait_for(work, PATIENCE_S)
 
     assert [line.status for line in asyncio.run(run())] == ["a"]
 

@@ -23,9 +23,12 @@ from tests.unit.llm.scripted import events, fake_command, write_script
 
 SERVE = """
 from puna.llm.runner import Runner
+from puna.server.process import serve as process
 from puna.server.process.serve import serve
 from puna.settings import load
 from tests.patience import PATIENCE_S, wait_until
+
+process._CANCEL_AFTER_S = PATIENCE_S  # what is told needs no more than its runner's end
 
 async def launch(path):
     return await Runner.start({command!r})
