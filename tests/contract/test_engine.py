@@ -30,7 +30,7 @@ from puna.wire import (
     Piece,
     SamplingOptions,
 )
-from tests.contract.greedy import is_greedy
+from tests.contract.greedy import is_exact, is_greedy
 from tests.patience import PATIENCE_S, wait_until
 from tests.thorough import first
 from tests.tiny import write_llama
@@ -138,15 +138,17 @@ PROMPTS = [
 ]
 
 
-def test_eight_at_once_say_what_each_says_alone(engine: Engine) -> None:
+def test_eight_at_once_say_what_each_says_alone(engine: Engine, model: Path) -> None:
+    """Of libllama's logits the third digit depends on the others, and some of the likeliest tokens are closer than that."""
     alone = []
     for prompt in PROMPTS:
         answer = Answer(engine, prompt, n_predict=30)
         answer.done()
         alone.append(answer.text)
-    together = [Answer(engine, prompt, n_predict=30) for prompt in PROMPTS]
+    together = [Answer(engine, prompt, n_predict=30, return_tokens=True) for prompt in PROMPTS]
     assert [a.done().eval_count for a in together] == [30] * 8
-    assert [a.text for a in together] == alone
+    for answer, text in zip(together, alone, strict=True):
+        assert answer.text == text or (not is_exact(engine) and is_greedy(engine, model, answer.done()))
     assert len(set(alone)) == 8
 
 
