@@ -166,7 +166,7 @@ def test_a_seed_gives_the_same_text_in_any_company(engine: Engine) -> None:
         for answer in [*company, again]:
             answer.done()
         same.append(again.text == alone.text)
-    assert sum(same) >= 6, same
+    assert sum(same) >= (8 if is_exact(engine) else 6), same
 
 
 def test_a_prompt_that_was_computed_before_is_not_computed_again(engine: Engine) -> None:
