@@ -98,7 +98,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     server = Live(tmp_path_factory.mktemp("web"))
     server.add("echo", echo=True)
     server.add("writer", pieces=[MARKDOWN[i : i + 7] for i in range(0, len(MARKDOWN), 7)])
-    server.add("long", pieces=["## What there is\n\n", *(f"Paragraph {n}\n\n" for n in range(1000))], piece_delay_s=0.03)
+    server.add("long", pieces=["## What there is\n\n", *(f"Paragraph {n}\n\n" for n in range(20_000))], piece_delay_s=0.03)
     hostile = "\n\n".join(HOSTILE)
     server.add("hostile", pieces=[hostile[i : i + 11] for i in range(0, len(hostile), 11)])
     server.add("slow", n_pieces=100_000, piece_delay_s=0.03, cache_cells=400, cache_used=90, occupancy=OCCUPANCY)
