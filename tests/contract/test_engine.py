@@ -122,8 +122,10 @@ def between_steps(engine: Engine, is_time: Callable[[], bool], act: Callable[[],
                 act()
 
     engine.after_step(look)
-    yield
-    are_there.set()
+    try:
+        yield
+    finally:
+        are_there.set()
 
 
 PROMPTS = [
