@@ -400,6 +400,15 @@ def test_thinking_is_folded_and_can_be_read(page: Page) -> None:
     expect(thought).to_be_visible()
 
 
+KEPT = """() => new Promise((resolve) => {
+  const opened = indexedDB.open("puna");
+  opened.onsuccess = () => {
+    const asked = opened.result.transaction("conversations").objectStore("conversations").getAll();
+    asked.onsuccess = () => (opened.result.close(), resolve(JSON.stringify(asked.result)));
+  };
+})"""
+
+
 def test_calls_are_shown_and_their_results_given(page: Page, live: Live) -> None:
     page.get_by_role("button", name="How to answer").click()
     dialog = page.get_by_role("dialog")
@@ -416,6 +425,7 @@ def test_calls_are_shown_and_their_results_given(page: Page, live: Live) -> None
     answer.get_by_label("What weather returns").fill("snow")
     answer.get_by_role("button", name="Give this result").click()
     expect(answer.get_by_label("What time returns")).to_be_focused()
+    wait_until(lambda: "snow" in page.evaluate(KEPT))  # which takes the browser a moment
     page.reload()
     answer = finished(page)
     expect(answer.get_by_label("What weather returns")).to_have_count(0)
