@@ -192,6 +192,15 @@ def test_an_answer_is_written_as_it_comes_and_can_be_stopped(page: Page, live: L
     assert finished(page).locator(".prose").inner_text() == said
 
 
+KEPT = """() => new Promise((resolve) => {
+  const opened = indexedDB.open("puna");
+  opened.onsuccess = () => {
+    const asked = opened.result.transaction("conversations").objectStore("conversations").getAll();
+    asked.onsuccess = () => (opened.result.close(), resolve(JSON.stringify(asked.result)));
+  };
+})"""
+
+
 def test_an_answer_goes_on_while_another_page_is_shown_and_is_kept_as_it_grows(page: Page, live: Live) -> None:
     before = n_cancelled(live)
     choose(page, "slow")
@@ -204,7 +213,7 @@ def test_an_answer_goes_on_while_another_page_is_shown_and_is_kept_as_it_grows(p
     page.get_by_role("link", name="Go on").click()
     wait_until(lambda: len(prose.inner_text()) > len(short) + 10)
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    wait_until(lambda: len(prose.inner_text()) > 120)
+    wait_until(lambda: len(re.findall(r"\bx\b", page.evaluate(KEPT))) > len(short.split()))
     page.reload()
     kept = finished(page).locator(".prose").inner_text()
     assert len(kept) > len(short)
@@ -398,15 +407,6 @@ def test_thinking_is_folded_and_can_be_read(page: Page) -> None:
     expect(answer.locator(".prose")).to_have_text("It is so.")
     answer.locator("summary").press("Enter")
     expect(thought).to_be_visible()
-
-
-KEPT = """() => new Promise((resolve) => {
-  const opened = indexedDB.open("puna");
-  opened.onsuccess = () => {
-    const asked = opened.result.transaction("conversations").objectStore("conversations").getAll();
-    asked.onsuccess = () => (opened.result.close(), resolve(JSON.stringify(asked.result)));
-  };
-})"""
 
 
 def test_calls_are_shown_and_their_results_given(page: Page, live: Live) -> None:
