@@ -197,7 +197,11 @@ class SyntheticGPU:
         self._free_on_host(buffer)
 
     def _note(self) -> None:
-        (self._folder / f"{self.name.decode()}.{os.getpid()}").write_text(str(sum(self._sizes.values())))
+        """Whole, for others may read it at any moment."""
+        name = f"{self.name.decode()}.{os.getpid()}"
+        whole = self._folder / f"new-{name}"
+        whole.write_text(str(sum(self._sizes.values())))
+        whole.replace(self._folder / name)
 
     def free(self) -> int:
         """Less what all processes that live have noted."""

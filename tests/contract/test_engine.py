@@ -30,7 +30,7 @@ from puna.wire import (
     Piece,
     SamplingOptions,
 )
-from tests.contract.greedy import is_greedy
+from tests.contract.greedy import is_exact, is_greedy
 from tests.patience import PATIENCE_S, wait_until
 from tests.thorough import first
 from tests.tiny import write_llama
@@ -122,8 +122,10 @@ def between_steps(engine: Engine, is_time: Callable[[], bool], act: Callable[[],
                 act()
 
     engine.after_step(look)
-    yield
-    are_there.set()
+    try:
+        yield
+    finally:
+        are_there.set()
 
 
 PROMPTS = [
@@ -138,15 +140,17 @@ PROMPTS = [
 ]
 
 
-def test_eight_at_once_say_what_each_says_alone(engine: Engine) -> None:
+def test_eight_at_once_say_what_each_says_alone(engine: Engine, model: Path) -> None:
+    """Of libllama's logits the third digit depends on the others, and some of the likeliest tokens are closer than that."""
     alone = []
     for prompt in PROMPTS:
         answer = Answer(engine, prompt, n_predict=30)
         answer.done()
         alone.append(answer.text)
-    together = [Answer(engine, prompt, n_predict=30) for prompt in PROMPTS]
+    together = [Answer(engine, prompt, n_predict=30, return_tokens=True) for prompt in PROMPTS]
     assert [a.done().eval_count for a in together] == [30] * 8
-    assert [a.text for a in together] == alone
+    for answer, text in zip(together, alone, strict=True):
+        assert answer.text == text or (not is_exact(engine) and is_greedy(engine, model, answer.done()))
     assert len(set(alone)) == 8
 
 
@@ -164,7 +168,7 @@ def test_a_seed_gives_the_same_text_in_any_company(engine: Engine) -> None:
         for answer in [*company, again]:
             answer.done()
         same.append(again.text == alone.text)
-    assert sum(same) >= 6, same
+    assert sum(same) >= (8 if is_exact(engine) else 6), same
 
 
 def test_a_prompt_that_was_computed_before_is_not_computed_again(engine: Engine) -> None:

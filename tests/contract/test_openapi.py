@@ -18,10 +18,10 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from puna.server.apis import openapi
 from tests.contract.every_kind import DOCUMENTED, serving
 from tests.contract.test_embed_routes import Serving
+from tests.patience import PATIENCE_S
 
 BRIEF = {"num_predict": 3, "num_ctx": 128}
 MODELS = ["chat", "embedder", "ranker", "nope", "bad name!", ""]
-TIMEOUT_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_no_request_makes_the_server_fail(live: Serving, schema: Any, method: st
     @given(operation.as_strategy(generation_mode=mode), st.sampled_from(MODELS))
     def ask(case: Any, model: str) -> None:
         case = aimed(case, model)
-        response = case.call(base_url=live.url, timeout=TIMEOUT_S)
+        response = case.call(base_url=live.url, timeout=PATIENCE_S)
         checks = [content_type_conformance, response_schema_conformance, status_code_conformance]
         if response.status_code < 500 or not DOCUMENTED.match(_text(response)):
             checks.append(not_a_server_error)

@@ -19,6 +19,7 @@ from puna.runner.step.compute import compute
 from puna.runner.tasks.completion import Completion
 from puna.runner.tasks.generation import Generation
 from puna.wire import LoadOptions, LoadRequest
+from tests.contract.greedy import is_exact, is_greedy
 from tests.contract.test_engine import PROMPTS, Answer, started
 from tests.patience import wait_until
 from tests.tiny import write_llama
@@ -26,12 +27,17 @@ from tests.tiny import write_llama
 N_TOKENS = (7, 1, 12, 5)
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["puna", "libllama"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Engine]:
     """With memory for as many rows of each sequence as a batch has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "OUTPUTS_PER_SEQUENCE", 32)
-        engine = started(write_llama(tmp_path_factory.mktemp("model") / "tiny.gguf"), request.param, n_batch=32)
+        engine = started(model, request.param, n_batch=32)
     yield engine
     engine.close()
 
@@ -74,10 +80,12 @@ def test_each_task_gets_the_rows_that_it_asks_for(engine: Engine) -> None:
             np.testing.assert_allclose(found, whole[rows.start : rows.stop], rtol=1e-3, atol=1e-3 * np.abs(whole).max())
 
 
-def test_answers_are_the_same_where_every_row_of_a_prompt_is_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_the_same_where_every_row_of_a_prompt_is_asked_for(
+    engine: Engine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As probabilities of a prompt's tokens need them: in steps of all sizes, for who computes a prompt and who writes."""
     alone = [Answer(engine, prompt * 3, n_predict=12) for prompt in PROMPTS]
-    expected = [(answer.done().eval_count, answer.text) for answer in alone]
+    assert [answer.done().eval_count for answer in alone] == [12] * len(PROMPTS)
     n_rows: list[int] = []
     accept = Generation.accept
 
@@ -91,8 +99,10 @@ def test_answers_are_the_same_where_every_row_of_a_prompt_is_asked_for(engine: E
     wait_until(lambda: engine.health().active == 0)
     while engine.loop.scheduler.slots.evict():
         pass
-    answers = [Answer(engine, prompt * 3, n_predict=12) for prompt in PROMPTS]
-    assert [(answer.done().eval_count, answer.text) for answer in answers] == expected
+    answers = [Answer(engine, prompt * 3, n_predict=12, return_tokens=True) for prompt in PROMPTS]
+    assert [answer.done().eval_count for answer in answers] == [12] * len(PROMPTS)
+    for before, answer in zip(alone, answers, strict=True):
+        assert answer.text == before.text or (not is_exact(engine) and is_greedy(engine, model, answer.done()))
     assert max(n_rows) > 1 == min(n_rows)
 
 

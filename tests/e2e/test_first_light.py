@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,15 +49,20 @@ class Server:
         return [child for child in children(psutil.Process(self.process.pid)) if "runner" in command_of(child)]
 
     def counted(self, name: str) -> int:
-        """The sum over all models of what their runners count; one that is too busy to say it at once is asked again."""
-        lines: list[str] = []
+        """The sum over all models of what their runners count; where one is too busy to say it at once, all are asked again."""
+        text = ""
 
         def are_told() -> bool:
-            lines[:] = [line for line in self.client.get("/metrics").text.splitlines() if line.startswith(f"puna_{name}{{")]
-            return bool(lines)
+            nonlocal text
+            text = self.client.get("/metrics").text
+            loaded, told = (
+                set(re.findall(rf'^{metric}{{.*model="([^"]*)"', text, re.MULTILINE))
+                for metric in ("puna_model_memory_bytes", "puna_runner_requests_active")
+            )
+            return loaded <= told
 
         wait_until(are_told)
-        return sum(int(float(line.rpartition(" ")[2])) for line in lines)
+        return sum(int(float(n)) for n in re.findall(rf"^puna_{name}{{.* (\S+)$", text, re.MULTILINE))
 
 
 @contextmanager

@@ -232,7 +232,7 @@ def test_numbers_that_cannot_be_are_refused_before_anything_is_started(model: Pa
         Engine(model, n_ctx=-5)
     with pytest.raises(TypeError, match="parallel must be a number, not str"):
         Engine(model, parallel="2")  # type: ignore[arg-type]
-    assert runners() == before
+    assert runners() <= before
 
 
 def test_an_engine_says_which_it_is_and_is_not_copied(engine: Engine, model: Path) -> None:

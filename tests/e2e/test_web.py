@@ -98,7 +98,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     server = Live(tmp_path_factory.mktemp("web"))
     server.add("echo", echo=True)
     server.add("writer", pieces=[MARKDOWN[i : i + 7] for i in range(0, len(MARKDOWN), 7)])
-    server.add("long", pieces=["## What there is\n\n", *(f"Paragraph {n}\n\n" for n in range(1000))], piece_delay_s=0.03)
+    server.add("long", pieces=["## What there is\n\n", *(f"Paragraph {n}\n\n" for n in range(20_000))], piece_delay_s=0.03)
     hostile = "\n\n".join(HOSTILE)
     server.add("hostile", pieces=[hostile[i : i + 11] for i in range(0, len(hostile), 11)])
     server.add("slow", n_pieces=100_000, piece_delay_s=0.03, cache_cells=400, cache_used=90, occupancy=OCCUPANCY)
@@ -192,6 +192,15 @@ def test_an_answer_is_written_as_it_comes_and_can_be_stopped(page: Page, live: L
     assert finished(page).locator(".prose").inner_text() == said
 
 
+KEPT = """() => new Promise((resolve) => {
+  const opened = indexedDB.open("puna");
+  opened.onsuccess = () => {
+    const asked = opened.result.transaction("conversations").objectStore("conversations").getAll();
+    asked.onsuccess = () => (opened.result.close(), resolve(JSON.stringify(asked.result)));
+  };
+})"""
+
+
 def test_an_answer_goes_on_while_another_page_is_shown_and_is_kept_as_it_grows(page: Page, live: Live) -> None:
     before = n_cancelled(live)
     choose(page, "slow")
@@ -204,7 +213,7 @@ def test_an_answer_goes_on_while_another_page_is_shown_and_is_kept_as_it_grows(p
     page.get_by_role("link", name="Go on").click()
     wait_until(lambda: len(prose.inner_text()) > len(short) + 10)
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    wait_until(lambda: len(prose.inner_text()) > 120)
+    wait_until(lambda: len(re.findall(r"\bx\b", page.evaluate(KEPT))) > len(short.split()))
     page.reload()
     kept = finished(page).locator(".prose").inner_text()
     assert len(kept) > len(short)
@@ -416,6 +425,7 @@ def test_calls_are_shown_and_their_results_given(page: Page, live: Live) -> None
     answer.get_by_label("What weather returns").fill("snow")
     answer.get_by_role("button", name="Give this result").click()
     expect(answer.get_by_label("What time returns")).to_be_focused()
+    wait_until(lambda: "snow" in page.evaluate(KEPT))  # which takes the browser a moment
     page.reload()
     answer = finished(page)
     expect(answer.get_by_label("What weather returns")).to_have_count(0)
