@@ -122,8 +122,12 @@ def test_streaming_gives_the_same_text(server: Server, model: str) -> None:
 
 
 def test_eight_at_once_answer_as_one_by_one(server: Server, model: str) -> None:
-    """In F32: with quantised weights ggml rounds activations, and sums in another order for a row than for a batch."""
-    questions = [f"{number} foxes run to the river " * (number + 1) for number in range(8)]
+    """In F32: with quantised weights ggml rounds activations, and sums in another order for a row than for a batch.
+
+    So do its F32 products, which moves logits by 0.003: of the answers to these no two best tokens are nearer than 0.025.
+    """
+    numbers = [0, 33, 34, 27, 4, 13, 30, 7]
+    questions = [f"{number} foxes run to the river " * (i + 1) for i, number in enumerate(numbers)]
     one_by_one = [server.chat(model, text)["message"]["content"] for text in questions]
     with ThreadPoolExecutor(8) as pool:
         at_once = list(pool.map(lambda text: server.chat(model, text)["message"]["content"], questions))
