@@ -52,8 +52,9 @@ class Server:
         lines: list[str] = []
 
         def are_told() -> bool:
-            lines[:] = [line for line in self.client.get("/metrics").text.splitlines() if line.startswith(f"puna_{name}{{")]
-            return bool(lines)
+            text = self.client.get("/metrics").text
+            lines[:] = [line for line in text.splitlines() if line.startswith(f"puna_{name}{{")]
+            return bool(lines) and "puna_runner_requests_active{" in text  # a count is told of those that do not answer, too
 
         wait_until(are_told)
         return sum(int(float(line.rpartition(" ")[2])) for line in lines)
