@@ -142,6 +142,10 @@ def test_ray_serve_runs_the_same_server(world: World) -> None:
 def test_a_machine_is_lost_under_load_and_every_request_ends(world: World) -> None:
     result, is_lost = Result(), threading.Event()
     n_asked = [0] * 18
+    counted: list[float] = []
+
+    def computed() -> float:
+        return sum(metric(world.prefix, "puna_runner_tokens_total").values())
 
     def long(number: int) -> None:
         options = {"num_predict": 600, "ignore_eos": True}
@@ -156,6 +160,7 @@ def test_a_machine_is_lost_under_load_and_every_request_ends(world: World) -> No
             thread.start()
         try:
             until(lambda: min([*metric(world.prefix, "puna_replica_requests").values(), 99]) >= 2)
+            counted.append(computed())
             world.cluster.kill(2)
         finally:
             is_lost.set()
@@ -173,6 +178,7 @@ def test_a_machine_is_lost_under_load_and_every_request_ends(world: World) -> No
     assert moved + broken >= 1
     # Whoever asks now is answered by those that are left.
     until(lambda: sum(metric(world.prefix, "puna_node_up").values()) == N_NODES - 1)
+    assert computed() >= counted[0]  # what the lost one had computed stays in the sum
     after = converse(world.prefix, MODEL, tag="after", n_conversations=6, n_turns=2)
     assert after.endings == {"answered": 12}
 

@@ -5,6 +5,7 @@ Tells no node anything, and decides nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class Node:
     report: Report | None = None
     replicas: dict[str, Replica] = field(default_factory=dict)  # by the models' keys
     found: set[str] = field(default_factory=set)  # files that are there, by digest or path
+    deliveries: dict[str, asyncio.Lock] = field(default_factory=dict)  # of files, by the models' keys: one after the other
     has_left: bool = False  # the cluster has said so
     totals: Totals = field(default_factory=Totals)  # of its runners, whatever became of the line to it
 

@@ -27,7 +27,7 @@ from puna.cluster.messages import File, Model, Unload
 from puna.cluster.routing.demand import Change, Demand, to_drain
 from puna.cluster.routing.memory import in_order
 from puna.cluster.routing.router import Candidate, choose
-from puna.errors import DiskFull, NodeLost, NotFound, OutOfMemory, Overloaded, PunaError
+from puna.errors import NodeLost, NotFound, OutOfMemory, Overloaded, PunaError, StoreError
 from puna.llm.discovery import Machine
 from puna.llm.load import LoadRequirements
 from puna.server.labels import Labels
@@ -39,7 +39,7 @@ PATIENCE_S = 60.0  # for a first node: Ray starts processes on machines that may
 JUDGE_S = 1.0
 
 # With these a node says no to a model that another one may take.
-_NO = (OutOfMemory, Overloaded, DiskFull, NotFound)
+_NO = (OutOfMemory, Overloaded, StoreError, NotFound)
 
 Route = Callable[[Sequence[Candidate]], Candidate]
 
@@ -64,7 +64,6 @@ class ClusterScheduler:
         self._route, self._new_demand, self._patience_s = route, demand, patience_s
         self._demands: dict[str, Demand] = {}
         self._sizes: dict[str, int] = {}  # bytes, as measured where a model was loaded
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of deliveries
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.collectors = (ClusterMetrics(self),)
@@ -208,7 +207,7 @@ class ClusterScheduler:
         """
         if not self._to_find(node, model) or node.line is None:
             return
-        async with self._locks.setdefault((node.name, model.key), asyncio.Lock()):
+        async with node.deliveries.setdefault(model.key, asyncio.Lock()):
             files = self._to_find(node, model)
             for number in await node.line.ask("/find", files, list[int]) if files else ():
                 file = files[number]

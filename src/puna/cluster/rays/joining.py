@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import socket
 from typing import Any
 
 from puna.errors import PunaError
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "puna"
 _OBJECT_STORE_BYTES = 80 << 20  # nothing of Puna's goes through it
+_KNOCK_TIMEOUT_S = 10.0
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -32,7 +34,7 @@ def ray_module() -> Any:
 
 
 def join() -> None:
-    """Errors: PunaError when the cluster that was named cannot be reached, or none can be started."""
+    """Errors: PunaError when the cluster that was named cannot be reached or lets nobody in, or none can be started."""
     ray = ray_module()
     if ray.is_initialized():
         return
@@ -42,12 +44,36 @@ def join() -> None:
         _start(ray, common)
         return
     try:
+        _knock(address)
         ray.init(address=address, **common)
     except ConnectionError as error:
+        token = "" if _wants_token() else "; one that wants a token is reached with RAY_AUTH_MODE=token"
         raise PunaError(
-            f"{address}: no cluster of Ray can be reached there (RAY_ADDRESS, or what ray start left here)"
+            f"{address}: no cluster of Ray can be reached there (RAY_ADDRESS, or what ray start left here){token}"
+        ) from error
+    except ray.exceptions.AuthenticationError as error:
+        raise PunaError(
+            f"{address}: the cluster's token is not here: bring ~/.ray/auth_token from where ray get-auth-token made it"
         ) from error
     _warn(ray)
+
+
+def _knock(address: str) -> None:
+    """Ray itself tries for minutes where nobody listens.
+
+    Errors: ConnectionError.
+    """
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConnectionError(str(error)) from error
+
+
+def _wants_token() -> bool:
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
 def _address() -> str | None:
@@ -90,6 +116,7 @@ def _warn(ray: Any) -> None:
     if others:
         log.warning(
             "neither Ray nor the lines between Puna's nodes are encrypted, and who is let in by Ray may run programs on its "
-            "machines (%s): keep others out of that network, and have Ray ask for a token (RAY_AUTH_MODE=token)",
+            "machines (%s): keep others out of that network%s",
             ", ".join(others),
+            "" if _wants_token() else ", and have Ray ask for a token (RAY_AUTH_MODE=token)",
         )

@@ -40,7 +40,7 @@ from puna.cluster.messages import (
 )
 from puna.cluster.node import files, service
 from puna.cluster.node.node import Node
-from puna.errors import BadRequest, DiskFull, NodeLost, NotFound
+from puna.errors import BadRequest, DiskFull, NodeLost, NotFound, StoreError
 from puna.llm.load import load_requirements
 from puna.settings import FOREVER, Settings
 from puna.store.store import Store
@@ -91,6 +91,26 @@ def test_a_file_that_a_node_lacks_is_sent_there_once(tmp_path: Path, monkeypatch
             told = await ask(head, machines.script("plain"))
             assert isinstance(told.error, NotFound)
             assert "puna create" in str(told.error)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("fails", ["has", "writer"])
+def test_a_node_whose_disk_fails_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    monkeypatch.setattr(files, "is_same", lambda *_: False)
+
+    def failing(*_: Any) -> None:
+        raise StoreError("the file system is read-only")
+
+    async def play() -> None:
+        script = write_script(tmp_path, "script", pieces=["sent"]).read_bytes()
+        async with fleet(tmp_path, "a", "b") as machines, machines.head() as head:
+            broken = machines.machines_["a"].service.node.store.blobs
+            monkeypatch.setattr(broken, fails, failing)
+            told = await ask(head, blob(tmp_path, script))
+            assert (told.text, told.error) == ("sent", None)
+            monkeypatch.setattr(machines.machines_["b"].service.node.store.blobs, fails, failing)
+            assert "read-only" in str((await ask(head, blob(tmp_path, script + b" "))).error)  # nobody is left
 
     asyncio.run(play())
 
