@@ -52,7 +52,7 @@ class Options(TypedDict, total=False):
     num_keep: int
     min_tokens: int
     ignore_eos: bool
-    stop: list[str]
+    stop: str | list[str]
     think_budget: int
 
 
@@ -127,7 +127,10 @@ def _fields(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
         fields |= {"logprobs": True, "top_logprobs": int(alternatives) if alternatives is not True else 0}
     if "tools" in fields:
         fields["tools"] = listed(fields["tools"], "tools")
-    return {**fields, "options": {name: value for name, value in given.items() if name in OF_REQUEST}}
+    options = {name: value for name, value in given.items() if name in OF_REQUEST}
+    if isinstance(options.get("stop"), str):
+        options["stop"] = [options["stop"]]
+    return {**fields, "options": options}
 
 
 def _hint(unknown: str, kind: type[Any]) -> str:

@@ -74,6 +74,10 @@ def test_numbers_and_mappings_of_other_libraries_are_numbers_and_mappings() -> N
     assert found["format"] == {"type": "object"}
 
 
+def test_one_text_may_stop_an_answer() -> None:
+    assert generate(stop=".")["options"] == generate(stop=["."])["options"] == {"stop": ["."]}
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number_is_refused_in_words(value: float) -> None:
     with pytest.raises(BadRequest, match="nothing that a model could be sent: Out of range"):
