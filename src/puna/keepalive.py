@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import socket
+from contextlib import suppress
 from typing import Protocol
 
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
@@ -26,9 +27,10 @@ def probe(sock: _Socket, unacknowledged_s: float = math.inf) -> None:
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _PROBES:
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT") and unacknowledged_s * 1000 < 1 << 31:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(unacknowledged_s * 1000)))
+    with suppress(OSError):  # of one that the other side has closed already: some systems let nothing be set there
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _PROBES:
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if hasattr(socket, "TCP_USER_TIMEOUT") and unacknowledged_s * 1000 < 1 << 31:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(unacknowledged_s * 1000)))

@@ -25,3 +25,12 @@ def test_what_leads_to_no_other_machine_is_left_alone() -> None:
     with one, other:
         probe(one, 60.0)
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+
+
+def test_one_that_is_closed_already_is_no_failure() -> None:
+    class Closed(socket.socket):
+        def setsockopt(self, *_: object) -> None:
+            raise OSError(22, "Invalid argument")
+
+    with Closed() as sock:
+        probe(sock, 60.0)
