@@ -19,6 +19,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _END_TIMEOUT_S = 15.0
+_LOOK_S = 0.25
 _CLOSED = "the engine is closed"
 _OF_ANOTHER_PROCESS = "an engine belongs to the process that opened it: open one in this process"
 
@@ -77,6 +78,7 @@ class LoopThread:
             future = self._begin(work)
             interrupts.when_one_comes(future.cancel)
             try:
+                _wait_for(future)
                 return future.result()
             except CancelledError:
                 if self._is_closed:
@@ -132,6 +134,16 @@ class LoopThread:
                 self._is_closed = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_END_TIMEOUT_S)
+
+
+def _wait_for(future: Future[Any]) -> None:
+    """Python heeds a signal between two of its own operations: one that comes just before a wait, or to another thread, is not
+    noticed by a wait that has no end.
+    """
+    has_ended = threading.Event()
+    future.add_done_callback(lambda _: has_ended.set())
+    while not has_ended.wait(_LOOK_S):
+        pass
 
 
 def _give_up(future: Future[Any]) -> None:

@@ -90,6 +90,20 @@ def test_where_python_would_print_and_forget_it(loop: LoopThread, monkeypatch: p
     assert work.outcome == "cancelled"
 
 
+def test_while_the_wait_is_not_woken(loop: LoopThread) -> None:
+    """As when it comes after Python has last looked, or to another thread."""
+    work = Work(PATIENCE_S / 4)
+
+    async def interrupted() -> str:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        return await work.run()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(interrupted())
+    wait_until(lambda: work.outcome)
+    assert work.outcome == "cancelled"
+
+
 def test_another_thread_and_a_program_with_a_handler_of_its_own_are_left_alone(loop: LoopThread) -> None:
     seen: list[str] = []
     thread = threading.Thread(target=lambda: seen.append(loop.run(Work(0.01).run())))
