@@ -456,10 +456,13 @@ class Registry:
             if fault in ("short", "dropped", "stalled", "trickle") and at >= half:
                 break
             chunk = part[at : at + CHUNK_BYTES]
-            request.wfile.write(chunk)
+            self._count(len(chunk))  # first: who has received all of it may look at once
+            try:
+                request.wfile.write(chunk)
+            except OSError:
+                self._count(-len(chunk))
+                raise
             n_sent += len(chunk)
-            with self._lock:
-                self.n_bytes_sent += len(chunk)
             if self.seconds_per_chunk:
                 time.sleep(self.seconds_per_chunk)
         match fault:
@@ -473,6 +476,10 @@ class Registry:
                 for at in range(n_sent, len(part)):
                     request.wfile.write(part[at : at + 1])
                     time.sleep(0.02)
+
+    def _count(self, n_bytes: int) -> None:
+        with self._lock:
+            self.n_bytes_sent += n_bytes
 
     def _wait(self, request: Handler) -> None:
         """Say nothing until the other side has had enough."""
