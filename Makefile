@@ -10,7 +10,7 @@ PKG ?=
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN := .venv/bin
 # The files of tests as tests/times.txt orders them, not those with the most tests first.
-BY_FILE := --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 QUESTION := What is the capital of France? Answer in one short sentence.
 
 # Only from the command line: shells that export their own PROMPT would otherwise send it to the model.
