@@ -205,6 +205,17 @@ def measure(files: dict[str, Path], runs: int) -> list[Row]:
     return [row for rows in (first, loads, firsts_elsewhere, elsewhere, swaps) for row in rows.values()]
 
 
+def called_gguf(name: str, path: Path) -> Path:
+    """The same file under a name by which it can be asked for: a blob has none."""
+    if path.suffix == ".gguf":
+        return path
+    linked = models.cache_dir() / f"{name}.gguf"
+    if not (linked.exists() and linked.samefile(path)):
+        linked.unlink(missing_ok=True)
+        linked.hardlink_to(path)
+    return linked
+
+
 def wait_until_settled(path: Path) -> None:
     """What was written a moment ago would be packed without being kept."""
     while time.time_ns() - path.stat().st_ctime_ns < SETTLED_NS:
@@ -225,7 +236,8 @@ def main() -> None:
     if not has_peer():
         sys.exit("the package llama_cpp cannot be imported, so there is nothing to compare with")
     wanted = args.model or ["smollm2", "1b"]
-    files = {name: make() for name, make in (("smollm2", models.smollm2), ("1b", models.llama_1b)) if name in wanted}
+    makers = {"smollm2": models.smollm2, "1b": models.llama_1b}
+    files = {name: called_gguf(name, make()) for name, make in makers.items() if name in wanted}
     if not all(stamps_changes(str(path)) for path in files.values()):
         sys.exit("of files on this file system no packed weights are kept (docs/kernels.md), so not every row could be measured")
     rows = measure(files, args.runs)
