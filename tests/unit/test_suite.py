@@ -72,7 +72,7 @@ def test_numpy_computes_in_the_thread_that_asks(tmp_path: Path) -> None:
         "    assert len(os.listdir('/proc/self/task')) == before == threading.active_count()\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
-    command += ["-p", "tests.conftest", str(test)]
+    command += ["-p", "tests.conftest", "-o", "faulthandler_timeout=0", str(test)]  # who watches over hangs is a thread, too
     environ = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=environ)
     assert done.returncode == 0, done.stdout
