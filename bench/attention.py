@@ -7,21 +7,20 @@ a prompt's part. A ratio above 1 says that Puna's is faster.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from tests.attended import Case, Data, Rows, prepared
 from tests.tiny import write_llama
 
 from bench.facts import facts
+from bench.report import report
 from puna.ml.ggml.backend import GGMLBackend
 from puna.ml.tensor import DType
 from puna.native.kernels.library import kernels
@@ -112,12 +111,8 @@ def main() -> None:
                 rows.append(row)
                 numbers = (row.puna_ms, row.ggml_ms, row.ratio, row.best_ratio, row.gigabytes)
                 table.add_row(row.model, row.cache, row.what, *(f"{n:.2f}" for n in numbers))
-    console = Console(width=120)
-    console.print(table)
     about = facts() | {"threads": n_threads, "clock": "cpu" if args.cpu_time else "wall", "instructions": kernels().instructions}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table], about, rows, args.json)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,21 @@ machine within seconds and by factors; so samples are sorted by what reading alo
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
 
 from bench import models
 from bench.facts import facts
+from bench.report import report
 from puna.native.kernels.library import kernels
 from puna.native.log import route_to_logging
 
@@ -96,12 +95,8 @@ def main() -> None:
     for row in rows:
         numbers = (row.puna_ms, row.puna_share, row.libllama_ms, row.libllama_share, row.libllama_ms / row.puna_ms)
         table.add_row(f"{row.reading_gbs:.1f}", *(f"{number:.2f}" for number in numbers))
-    console = Console(width=120)
-    console.print(table)
     about = facts() | {"threads": args.threads, "samples": args.samples}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table], about, rows, args.json)
 
 
 if __name__ == "__main__":

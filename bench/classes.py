@@ -18,19 +18,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
 
 from bench import models
 from bench.facts import facts
+from bench.report import report
 from puna.gguf.types import TensorType
 from puna.native.kernels.library import kernels
 from puna.native.library import opened
@@ -192,12 +192,8 @@ def main() -> None:
         print(f"{title} …", file=sys.stderr)
         rows += measure(title, make(), here, args.turns, args.steps, args.threads)
     rows += elsewhere
-    console = Console(width=140)
-    console.print(table_of(rows))
     about = facts() | {"threads": args.threads, "turns": args.turns, "steps": args.steps}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table_of(rows)], about, rows, args.json, width=140)
 
 
 if __name__ == "__main__":

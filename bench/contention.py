@@ -8,7 +8,6 @@ at decoding one sequence, beside no busy process, one, two, and none again. Abov
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import queue
 import statistics
@@ -17,15 +16,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from tests.oracle import Oracle
 
 from bench import models
 from bench.facts import facts
+from bench.report import report
 from puna.native import cpu
 from puna.native.library import SPIN_COUNT
 from puna.native.log import route_to_logging
@@ -182,12 +181,8 @@ def main() -> None:
     for row in rows:
         shown = (f"{row.tokens_per_s[kind]:.1f} ({row.first[kind]:.1f})" for kind in KINDS)
         table.add_row(row.model, str(row.n_busy), *shown, f"{row.ratio:.2f}")
-    console = Console(width=140)
-    console.print(table)
     about = facts() | {"threads": args.fixed, "turns": args.turns, "turn_s": args.turn_s}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table], about, rows, args.json, width=140)
 
 
 if __name__ == "__main__":

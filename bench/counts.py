@@ -7,9 +7,8 @@ that what other machines do to this one's memory meets all counts alike; shown i
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.puna_engine import PunaEngine
 
 from bench import models
 from bench.facts import facts
+from bench.report import report
 from puna.native.log import route_to_logging
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 64)
@@ -84,9 +84,7 @@ def main() -> None:
         console.print(table)
         rows += found
     about = facts() | {"threads": args.threads, "rounds": args.rounds, "steps": args.steps}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([], about, rows, args.json)
 
 
 if __name__ == "__main__":

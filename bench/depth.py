@@ -8,22 +8,21 @@ out, since computing a long context with it takes many times as long. Ratios abo
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from tests.oracle import Oracle
 from tests.puna_engine import PunaEngine
 
 from bench import models
 from bench.facts import facts
+from bench.report import report
 from puna.native.ggml import TYPE_F16, TYPE_Q8_0
 from puna.native.log import route_to_logging
 
@@ -119,12 +118,8 @@ def main() -> None:
     for row in rows:
         shown = (f"{row.ms[kind]:.1f}" for kind in KINDS)
         table.add_row(row.what, *shown, row.ratio(peer, f16), row.ratio(f16, q8_0))
-    console = Console(width=130)
-    console.print(table)
     about = facts() | {"threads": args.threads, "turns": args.turns}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table], about, rows, args.json, width=130)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,16 @@ compares the medians of their times per step; a ratio above 1 says that Puna is 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 from rich.table import Table
 from tests.models.table import ENCODERS
 from tests.oracle import Oracle
@@ -26,6 +24,7 @@ from tests.puna_engine import PunaEngine
 
 from bench import models, slices
 from bench.facts import facts
+from bench.report import report
 from puna.native.log import route_to_logging
 
 N_SEQUENCES = 8
@@ -200,12 +199,8 @@ def main() -> None:
     for row in rows:
         puna, oracle = (row.tokens_per_step * 1000 / ms for ms in (row.puna_ms, row.libllama_ms))
         table.add_row(row.model, row.what, f"{puna:.1f}", f"{oracle:.1f}", f"{row.ratio:.3f}", f"{row.best_ratio:.3f}")
-    console = Console(width=120)
-    console.print(table)
     about = facts() | {"threads": args.threads, "turns": args.turns, "clock": "cpu" if args.cpu_time else "wall"}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table], about, rows, args.json)
 
 
 if __name__ == "__main__":

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 from tests.packed import ALL_TYPES
 
 from bench.facts import facts
+from bench.report import report
 from puna.gguf.types import TensorType
 from puna.gguf.writer import GGUFWriter
 from puna.ml.backend import Use
@@ -292,12 +291,8 @@ def main() -> None:
             f"{r.ggml_gmacs:.1f}",
         )
         table.add_row(r.format, str(r.tokens), *numbers, f"{r.ratio:.2f}", f"{r.best_ratio:.2f}")
-    console = Console(width=120)
-    console.print(table)
     about = facts() | {"threads": args.threads, "instructions": own.instructions, "peak_gmacs": limits[0], "read_gbs": limits[1]}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table], about, rows, args.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Resident memory is that of the process which computed the token, right after it,
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -20,17 +19,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 from rich.table import Table
 
 from bench import models
 from bench.ending import interrupt_on_sigterm
 from bench.facts import facts
 from bench.load import chaos, contenders
+from bench.report import report
 from puna import packed_files
 from puna.ml.ggml.packed_cache import KEPT_FROM_BYTES
 from puna.ml.ggml.packed_origin import SETTLED_NS, stamps_changes
@@ -249,12 +248,8 @@ def main() -> None:
         ratio = f"{peer / spare:.2f}" if peer and spare else "–"
         resident = (f"{mib:.0f}" if (mib := row.resident_mib(side)) else "–" for side in ("spare", "peer"))
         table.add_row(row.model, row.what, *(f"{s:.3f}" if s else "–" for s in (spare, cold, peer)), ratio, *resident)
-    console = Console(width=120)
-    console.print(table)
     about = facts() | {"threads": cpu.facts().threads, "runs": args.runs, "n_ctx": N_CTX}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table], about, rows, args.json)
 
 
 if __name__ == "__main__":

@@ -26,16 +26,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 from rich.table import Table
 
 from bench.ending import interrupt_on_sigterm
 from bench.facts import facts
+from bench.report import report
 from puna.store.disk.blobs import Blobs
 from puna.store.progress import silent
 from puna.store.sources.web.download import Remote, fetch
@@ -264,13 +264,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for row in rows:
             measure(row, Path(folder), args.runs)
-    console = Console(width=120)
-    console.print(table_of_sides(rows))
-    console.print(table_of_stages(rows))
     about = facts() | {"runs": args.runs, "streams": args.streams, "cores": os.cpu_count()}
-    console.print(about, soft_wrap=True)
-    if args.json:
-        args.json.write_text(json.dumps({"facts": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    report([table_of_sides(rows), table_of_stages(rows)], about, rows, args.json)
 
 
 if __name__ == "__main__":
