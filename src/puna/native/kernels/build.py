@@ -194,7 +194,10 @@ def kept(
 
 
 def _tidy(cache: Path) -> None:
-    """Of what is kept, that goes which was not used for so many days, and what is more than so much, unused for longest."""
+    """Of what is kept, that goes which was not used for so many days, and what is more than so much, unused for longest.
+
+    The rule of puna.native.cache, which nothing can import before the package is installed.
+    """
     with suppress(OSError):
         found = [path for path in cache.iterdir() if re.fullmatch(r"[0-9a-f]{20}", path.name)]
         for i, (unused_s, path) in enumerate(sorted((_unused_s(path), path) for path in found)):
